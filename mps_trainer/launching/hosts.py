@@ -21,7 +21,7 @@ from typing import Any
 from ..devices.facts import RECORDED_VARIABLES
 from ..devices.mlx_launch import HOSTS
 from ..errors import MisconfigurationException
-from .processes import signals_handled
+from .processes import shell_status, signals_handled
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
 # without these ssh waits for ever for a lost machine, and reports the end of each connection
@@ -76,8 +76,7 @@ def run_on_hosts(hosts: Sequence[str], command: Sequence[str], environ: Mapping[
         return 0
     if asked:
         return 128 + asked[0]
-    code = processes[failed].returncode
-    status = code if code >= 0 else 128 - code  # as a shell has it
+    status = shell_status(processes[failed].returncode)
     why = f" Try `ssh {hosts[failed]} true`." if status == _NOT_CONNECTED else ""
     print(
         f"mps-trainer: process {failed} of {len(hosts)}, on {hosts[failed]}, ended with status {status}, which ended "

@@ -72,6 +72,11 @@ def signals_handled(numbers: Iterable[int], handler: Callable[[int, Any], None])
             signal.signal(number, earlier)
 
 
+def shell_status(code: int) -> int:
+    """Returns the exit status of a process as a shell has it: 128 plus the number of a signal that ended it."""
+    return code if code >= 0 else 128 - code
+
+
 def torchrun(script: Sequence[str], count: int) -> int:
     """Runs the script in several processes and returns the exit status of the first that failed, or 128 + signal.
 
@@ -93,8 +98,7 @@ def torchrun(script: Sequence[str], count: int) -> int:
         failures = {rank: each for rank, each in failed.failures.items() if each.exitcode != -signal.SIGTERM}
         failures = failures or failed.failures
         rank = min(failures, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
-        code = failures[rank].exitcode
-        status = code if code >= 0 else 128 + signal.Signals(-code)  # as a shell has it
+        status = shell_status(failures[rank].exitcode)
         print(
             f"mps-trainer: process {rank} of {count} ended with status {status}, which ended the run.", file=sys.stderr
         )

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from ..reports.record import NAME, PAGE, is_foreign
-from .processes import signals_handled
+from .processes import shell_status, signals_handled
 from .restarts import ERROR, PROGRESS, End, Progress, Restart, Supervision, announcement, decide
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
@@ -64,14 +64,13 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
             if signals:  # one came while the process was being started
                 _send(process, signals[0])
             end = _wait(process, notes, hang_timeout)
-            shell_status = end.status if end.status >= 0 else 128 - end.status
             if signals:
-                return shell_status
+                return shell_status(end.status)
             decision = decide(end, restarts, most, time.time())
             if isinstance(decision, str):
                 if decision:
                     _say(decision)
-                return shell_status
+                return shell_status(end.status)
             if os.name != "nt":  # workers of a run that was killed hold memory for a while
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
