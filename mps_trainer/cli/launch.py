@@ -15,9 +15,9 @@ from ..launching.config_file import in_force
 from ..launching.hosts import run_on_hosts
 from ..launching.processes import check_machine, check_module, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, environment, typed
-from ..launching.supervisor import supervise
 from ..utils.text import as_line
 from .script import add_restarts, add_script, check_restarts, check_script
+from .supervisor import supervise
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

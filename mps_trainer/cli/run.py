@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any
 
-from ..launching.supervisor import supervise
 from .script import add_restarts, add_script, check_restarts, check_script, run_script
+from .supervisor import supervise
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

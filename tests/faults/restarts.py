@@ -35,7 +35,7 @@ import mps_trainer.simulator  # noqa: F401 - before torch, so that its build for
 # isort: split
 from safetensors.torch import load_file
 
-from mps_trainer.launching.supervisor import PAUSE
+from mps_trainer.cli.supervisor import PAUSE
 from tests import HUNG_AFTER
 
 from . import forked, scripts, training

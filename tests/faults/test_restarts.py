@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_trainer.launching.supervisor import PAUSE
+from mps_trainer.cli.supervisor import PAUSE
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER

@@ -12,11 +12,11 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.checkpoints import folders, manifest
+from mps_trainer.cli.supervisor import newest_checkpoint, read_end
 from mps_trainer.data.split import UnsplittableBatchError
 from mps_trainer.guards import supervised
 from mps_trainer.guards.supervised import kind_of
 from mps_trainer.launching.restarts import GPU, MEMORY, OTHER, VARIABLE, Progress, Restart, Supervision, decide
-from mps_trainer.launching.supervisor import newest_checkpoint, read_end
 from tests.conftest import assert_same_weights, logged, weights
 
 GPU_FAULT = "MPS command buffer execution failed: Caused GPU Timeout Error"

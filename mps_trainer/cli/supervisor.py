@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
+from ..launching.processes import shell_status, signals_handled
+from ..launching.restarts import ERROR, PROGRESS, End, Progress, Restart, Supervision, announcement, decide
 from ..reports.record import NAME, PAGE, is_foreign
-from .processes import shell_status, signals_handled
-from .restarts import ERROR, PROGRESS, End, Progress, Restart, Supervision, announcement, decide
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
 _LONGEST_PAUSE = 60  # seconds; each pause is twice as long as the one before

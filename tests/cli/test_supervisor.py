@@ -13,9 +13,9 @@ from dataclasses import asdict
 import psutil
 import pytest
 
-from mps_trainer.launching import supervisor
+from mps_trainer.cli import supervisor
+from mps_trainer.cli.supervisor import PAUSE, clear, newest_checkpoint, supervise
 from mps_trainer.launching.restarts import PROGRESS, VARIABLE, Progress
-from mps_trainer.launching.supervisor import PAUSE, clear, newest_checkpoint, supervise
 
 # $number is that of the start, $notes the folder for notes; `at STEP` notes a step of a run.
 BEGIN = f"""
