@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+import sys
 from typing import Any
 
-from ..devices import DeviceRequest, gather_facts, resolve
+from ..devices import ACCELERATORS, DeviceRequest, MachineFacts, gather_facts, resolve
 from ..errors import MisconfigurationException
 from ..launching.accelerate_file import accelerate_file
-from ..launching.config_file import in_force, load, load_target, user_file, write
-from ..launching.questions import ask_settings
-from ..launching.settings import DEFAULTS, NAMES, LaunchSettings, LoadedSettings
+from ..launching.config_file import LoadedSettings, in_force, load, load_target, user_file, write
+from ..launching.processes import too_many
+from ..launching.settings import ACCEPTED, DEFAULTS, PRECISIONS, Settings, typed, variables
 from ..utils.home import named
 from ..utils.text import as_line
 
@@ -48,41 +48,37 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.show:
         if arguments.default:
             raise MisconfigurationException("--default writes settings, and show prints them. Leave one of them out.")
-        print("\n".join(_report(in_force(arguments.config_file, os.environ), os.environ)))
+        _show(in_force(arguments.config_file, os.environ))
         return 0
-    target = (
-        named("--config_file", arguments.config_file) if arguments.config_file is not None else user_file(os.environ)
-    )
+    file = arguments.config_file
+    target = user_file(os.environ) if file is None else named("--config_file", file)
     if target is None:
         raise MisconfigurationException(
             "There is no folder for the settings file: HOME is not set, and this user has no home folder. Name a "
             "file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`."
         )
     own = load_target(target)
-    proposed = (_accelerates() if own is None or arguments.default else own).settings
+    proposed = _accelerates() if own is None or arguments.default else own.settings
     settings = proposed if arguments.default else _ask(proposed)
     write(settings, target)
-    print("\n".join([f"Written to {target}:", *_lines(settings)]))
+    print(f"Written to {target}:")
+    _print_settings(settings)
     return 0
 
 
-def _accelerates() -> LoadedSettings:
+def _accelerates() -> Settings:
     path = accelerate_file(os.environ)
     if path is None or not os.path.isfile(path):
-        return LoadedSettings()
+        return {}
     found = load(path)
-    print(f"Taken over from {path}: {', '.join(found.settings.given()) or 'nothing'}.")
-    print("".join(f"{line}\n" for line in _ignored(found)), end="")
-    return found
+    print(f"Taken over from {path}: {', '.join(found.settings) or 'nothing'}.")
+    _print_ignored(found)
+    return found.settings
 
 
-def _ask(proposed: LaunchSettings) -> LaunchSettings:
-    facts = gather_facts()
-    decision = resolve(DeviceRequest(), facts)
-    print(str(decision).splitlines()[0])
-    print("Press Enter for the value in brackets, or Ctrl-C to change nothing.")
+def _ask(proposed: Settings) -> Settings:
     try:
-        return ask_settings(decision, facts, proposed)
+        return ask_settings(gather_facts(), proposed)
     except EOFError as error:
         print()
         raise MisconfigurationException(
@@ -92,25 +88,78 @@ def _ask(proposed: LaunchSettings) -> LaunchSettings:
         raise KeyboardInterrupt(f"interrupted. {UNCHANGED}") from interrupt
 
 
-def _report(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[str]:
-    """Returns the settings in force, the ignored keys and the settings that the shell overrides, as lines."""
+def ask_settings(facts: MachineFacts, proposed: Settings) -> Settings:
+    """Asks for each setting that matters on this machine until the answer is valid; Enter takes the proposed one.
+
+    Raises:
+        EOFError: if there is no more input.
+    """
+    decision = resolve(DeviceRequest(), facts)
+    settings = {**DEFAULTS, **proposed}
+    print(str(decision).splitlines()[0])
+    print("Press Enter for the value in brackets, or Ctrl-C to change nothing.")
+
+    def kind() -> str:
+        return decision.type if settings["device"] == "auto" else settings["device"]
+
+    def ask(name: str, question: str) -> None:
+        default = settings[name]
+        offered = "none" if default is None else default
+        if isinstance(default, bool):
+            offered = "yes" if default else "no"
+        if sys.stdin is None:  # closed before the start, as by a shell's <&-
+            raise EOFError
+        while True:
+            text = input(f"{question} [{offered}]: ").strip()
+            try:
+                settings[name] = typed(name, text) if text else default
+                obstacle = _obstacle(name, settings[name], kind(), facts)
+            except MisconfigurationException as error:
+                obstacle = str(error)
+            if obstacle is None:
+                return
+            print(f"  {obstacle}")
+
+    ask("device", f"Device, {ACCEPTED['device']}; auto takes {decision.name} here")
+    ask("mixed_precision", f"Mixed precision, {ACCEPTED['mixed_precision']}")
+    if kind() != "mps":
+        ask("num_processes", "Processes that train together")
+        return settings
+    ask("mps_fallback", "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
+    ask("memory_fraction", "Limit of memory, as a share of what Metal recommends (0 to 2, or none)")
+    print("One process, because a Mac has one GPU. `mps-trainer launch --hosts` trains on several Macs.")
+    return {**settings, "num_processes": 1}
+
+
+def _obstacle(name: str, value: Any, kind: str, facts: MachineFacts) -> str | None:
+    """Returns why a valid value cannot be used on this machine, with training on a device of this kind; or None."""
+    if name == "device" and value != "auto" and (found := ACCELERATORS[value].why_not(facts)) is not None:
+        return f"{value} cannot run here: {found.cause}. To fix it: {found.remedy}."
+    if name == "mixed_precision":
+        able = [each for each in PRECISIONS if each == "no" or each in ACCELERATORS[kind].precisions(facts)]
+        if value not in able:
+            return f"{kind} does not compute in {value} here. Take {' or '.join(able)}."
+    return too_many(value, kind, facts) if name == "num_processes" else None
+
+
+def _show(loaded: LoadedSettings) -> None:
+    """Prints the settings in force, the ignored keys and the settings that the shell overrides."""
     whose = "Accelerate's " if loaded.is_accelerates else ""
-    first = "No settings file, so these are the defaults:" if loaded.path is None else f"From {whose}{loaded.path}:"
-    overrides = [
-        f"  note: {name}={environ[name]} is set in the environment, and overrides the file."
-        for name, value in loaded.settings.variables().items()
-        if environ.get(name, value) != value
-    ]
-    return [first, *_lines(loaded.settings), *_ignored(loaded), *overrides]
+    print("No settings file, so these are the defaults:" if loaded.path is None else f"From {whose}{loaded.path}:")
+    _print_settings(loaded.settings)
+    _print_ignored(loaded)
+    for name, value in variables(loaded.settings).items():
+        if (shells := os.environ.get(name, value)) != value:
+            print(f"  note: {name}={shells} is set in the environment, and overrides the file.")
 
 
-def _ignored(loaded: LoadedSettings) -> list[str]:
-    return [f"  not {as_line(name)}: {as_line(why)}." for name, why in loaded.ignored.items()]
+def _print_ignored(loaded: LoadedSettings) -> None:
+    for name, why in loaded.ignored.items():
+        print(f"  not {as_line(name)}: {as_line(why)}.")
 
 
-def _lines(settings: LaunchSettings) -> list[str]:
+def _print_settings(settings: Settings) -> None:
     import yaml
 
-    whole = vars(settings.over(DEFAULTS))
-    texts = {name: yaml.safe_dump({name: whole[name]}).strip() for name in NAMES}
-    return [f"  {text}{'' if name in settings.given() else ' (default)'}" for name, text in texts.items()]
+    for name, value in {**DEFAULTS, **settings}.items():
+        print(f"  {yaml.safe_dump({name: value}).strip()}{'' if settings.get(name) is not None else ' (default)'}")

@@ -14,7 +14,7 @@ from ..errors import MisconfigurationException
 from ..launching.config_file import in_force
 from ..launching.hosts import run_on_hosts
 from ..launching.processes import check_machine, check_module, torchrun
-from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, environment, typed
+from ..launching.settings import DEFAULTS, PRECISIONS, environment, typed
 from ..utils.text import as_line
 from .script import add_restarts, add_script, check_restarts, check_script
 from .supervisor import supervise
@@ -29,9 +29,17 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         description="Run a script with settings from a file, overridden by environment variables, and these by "
         "flags. The exit status is the script's, or 2.",
     )
-    command.add_argument("--cpu", action="store_true", help="train on the CPU, even where there is a GPU")
+    # a flag sets the setting of its dest
+    command.add_argument(
+        "--cpu", dest="device", action="store_const", const="cpu", help="train on the CPU, even where there is a GPU"
+    )
     command.add_argument("--mixed_precision", choices=PRECISIONS, help="number format of autocast (default: no)")
-    command.add_argument("--mps_fallback", action="store_true", help="run operators without an MPS kernel on the CPU")
+    command.add_argument(
+        "--mps_fallback",
+        action="store_const",
+        const=True,
+        help="run operators without an MPS kernel on the CPU",
+    )
     command.add_argument(
         "--num_processes", metavar="N", type=_count, help="number of processes, on the CPU or GPUs (default: 1)"
     )
@@ -63,21 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
         check_script(arguments.script)
     check_restarts(arguments)
     loaded = in_force(arguments.config_file, os.environ)
-    flags = LaunchSettings(
-        device="cpu" if arguments.cpu else None,
-        mixed_precision=arguments.mixed_precision,
-        mps_fallback=arguments.mps_fallback or None,
-        num_processes=arguments.num_processes,
-    )
-    settings = flags.over(loaded.settings).over(DEFAULTS)
+    flags = {name: value for name, value in vars(arguments).items() if name in DEFAULTS and value is not None}
+    settings = {**DEFAULTS, **loaded.settings, **flags}
     environ = environment(flags, loaded.settings, os.environ)
     if loaded.ignored:
         keys = ", ".join(loaded.ignored)
         line = f"{loaded.path} has {keys}, which this command leaves out. `mps-trainer config show` says why."
         print(f"mps-trainer: {as_line(line)}", file=sys.stderr)
-    count = settings.num_processes or 1
-    is_flag = flags.num_processes is not None or loaded.path is None
-    source = f"--num_processes {flags.num_processes}" if is_flag else str(loaded.path)
+    count = settings["num_processes"]
+    source = f"--num_processes {count}" if "num_processes" in flags or loaded.path is None else str(loaded.path)
     if arguments.restarts and arguments.hosts:
         raise MisconfigurationException(
             "--restarts starts a script again on this machine, and --hosts trains on several. Leave one of both out."
@@ -86,24 +88,25 @@ def run(arguments: argparse.Namespace) -> int:
         raise MisconfigurationException(
             f"{source}: {count} processes and --hosts, which starts one on each machine. Leave one of both out."
         )
-    if count > 1 or settings.device not in ("auto", "cpu"):  # else torch is not imported
+    if count > 1 or settings["device"] not in ("auto", "cpu"):  # else torch is not imported
         unlaunched = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
         check_machine(settings, gather_facts(environ=unlaunched), source)
-    words = [arguments.script, *arguments.arguments]
+    script = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
+    command = [sys.executable, *script]
     if arguments.hosts:
-        return run_on_hosts(arguments.hosts, words, arguments.module, environ)
-    alone = [sys.executable, *(["-m"] if arguments.module else []), *words]
+        return run_on_hosts(arguments.hosts, command, environ)
     if arguments.restarts:
-        again = [sys.executable, "-m", "mps_trainer", "launch", "--num_processes", str(count)]
-        again += ["--config_file", arguments.config_file] if arguments.config_file else []
-        command = alone if count == 1 else [*again, *alone[1:]]
+        if count > 1:
+            file = ["--config_file", arguments.config_file] if arguments.config_file else []
+            again = ["-m", "mps_trainer", "launch", "--num_processes", str(count), *file]
+            command = [sys.executable, *again, *script]
         return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
     if count == 1:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(sys.executable, alone, environ)
+        os.execve(sys.executable, command, environ)
     os.environ.update(environ)  # torchrun's processes begin with a copy of it
     # torchrun would give each process one thread, and warn of it
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
-    return torchrun(words, arguments.module, count)
+    return torchrun(script, count)

@@ -17,25 +17,16 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import msgspec
 
-from ..launching.processes import signals_handled
-from ..launching.restarts import (
-    ERROR,
-    PROGRESS,
-    End,
-    Progress,
-    Restart,
-    Supervision,
-    announcement,
-    decide,
-    pause,
-)
+from ..launching.processes import shell_status, signals_handled
+from ..launching.restarts import ERROR, PROGRESS, End, Progress, Restart, Supervision, announcement, decide
 from ..reports.record import NAME, PAGE, is_foreign
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
+_LONGEST_PAUSE = 60  # seconds; each pause is twice as long as the one before
 _FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 _LAST_WORDS = 5.0  # seconds for the tracebacks of a run that hangs
 # These are the names of checkpoints.folders, which would load torch; a supervisor has to stay small.
@@ -53,106 +44,77 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
     """
     if hang_timeout is not None:
         environ = {**environ, "PYTHONFAULTHANDLER": "1"}
-    first_pause, restarts, child = float(environ.get(PAUSE, 1)), list[Restart](), Child()
-    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, signals_handled(_FORWARDED, child.pass_on):
-        name = uuid.uuid4().hex
+    name, restarts, seconds = uuid.uuid4().hex, list[Restart](), float(environ.get(PAUSE, 1))
+    process: subprocess.Popen[bytes] | None = None
+    signals, signalled = list[int](), threading.Event()
+
+    def pass_on(signum: int, frame: Any) -> None:
+        signals.append(signum)
+        signalled.set()
+        if process is not None:
+            _send(process, signum)
+
+    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, signals_handled(_FORWARDED, pass_on):
         while True:
-            supervision = Supervision(name, most, tuple(restarts), notes)
             for note in (PROGRESS, ERROR):
                 Path(notes, note).unlink(missing_ok=True)
-            heartbeat = None if hang_timeout is None else Heartbeat(notes, hang_timeout)
-            status = child.run(command, {**environ, **supervision.variables()}, heartbeat)
-            shell_status = status if status >= 0 else 128 - status
-            if child.signum is not None:
-                return shell_status
-            hung_for = 0.0 if heartbeat is None or not heartbeat.is_lost else heartbeat.timeout
-            decision = decide(read_end(status, notes, hung_for), restarts, most, time.time())
+            variables = Supervision(name, tuple(restarts), notes).variables()
+            # in a session of its own: Ctrl-C in a terminal reaches it once, by way of this process
+            process = subprocess.Popen(command, env={**environ, **variables}, start_new_session=True)
+            if signals:  # one came while the process was being started
+                _send(process, signals[0])
+            end = _wait(process, notes, hang_timeout)
+            if signals:
+                return shell_status(end.status)
+            decision = decide(end, restarts, most, time.time())
             if isinstance(decision, str):
                 if decision:
                     _say(decision)
-                return shell_status
-            child.end_group()  # workers of a run that was killed hold memory for a while
+                return shell_status(end.status)
+            if os.name != "nt":  # workers of a run that was killed hold memory for a while
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
             checkpoint = None
             if (progress := decision.progress) is not None:
                 checkpoint = newest_checkpoint(progress.folder, f"{name}:{progress.call}")
                 if checkpoint is None and progress.was_empty:
                     clear(progress.folder)
-            seconds = pause(decision.number, first_pause)
             _say(announcement(decision, most, seconds, checkpoint))
-            if child.signalled.wait(seconds):
-                return 128 + int(child.signum or 0)
+            if signalled.wait(seconds):
+                return 128 + signals[0]
             restarts.append(decision)
+            seconds = min(2 * seconds, _LONGEST_PAUSE)
 
 
-class Heartbeat:
-    """Watches the notes of a process for progress in training.
-
-    The clock stands still while a Mac sleeps.
-
-    Attributes:
-        is_lost: True once there was none for `timeout` seconds.
-    """
-
-    def __init__(self, notes: str, timeout: float) -> None:
-        self.notes, self.timeout, self.is_lost = notes, timeout, False
-        self._noted, self._since = 0, time.monotonic()
-
-    def check(self) -> bool:
-        """Returns `is_lost` as of now. Before and after training there is nothing to watch."""
-        with contextlib.suppress(FileNotFoundError):
-            noted = os.stat(os.path.join(self.notes, PROGRESS)).st_mtime_ns
-            progress = read_end(0, self.notes).progress
-            if noted != self._noted or progress is None or not progress.in_training:
-                self._noted, self._since = noted, time.monotonic()
-            self.is_lost = time.monotonic() - self._since > self.timeout
-        return self.is_lost
-
-
-class Child:
-    """The process of a command, in a session of its own: Ctrl-C in a terminal reaches it once, by way of this one.
-
-    Attributes:
-        signum: the first signal that was passed on, None while there was none.
-        signalled: set once there was one.
-    """
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self.signalled = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self, command: Sequence[str], environ: Mapping[str, str], heartbeat: Heartbeat | None = None) -> int:
-        """Runs `command` to its end, or until `heartbeat` is lost, and returns its status."""
-        self._process = subprocess.Popen(command, env=dict(environ), start_new_session=True)
-        if self.signum is not None:  # it came while the process was being started
-            self._send(self.signum)
-        while heartbeat is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return self._process.wait(min(1.0, heartbeat.timeout / 4))
-            if heartbeat.check():
-                _abort(self._process)
-        return self._process.wait()
-
-    def end_group(self) -> None:
-        """Kills the processes that the last child has left in its group."""
-        if self._process is not None and os.name != "nt":
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    def pass_on(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = self.signum or signum
-        self.signalled.set()
-        self._send(signum)
-
-    def _send(self, signum: int) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(OSError):  # it has ended
+def _send(process: subprocess.Popen[bytes], signum: int) -> None:
+    """Passes a signal on, as a terminal or `kill` would, to a process that has not ended."""
+    if process.returncode is None:
+        with contextlib.suppress(OSError):  # it ends now
             if signum == signal.SIGTERM or os.name == "nt":
                 process.send_signal(signum)
             else:  # a terminal sends it to the whole group
                 os.killpg(process.pid, signum)
+
+
+def _wait(process: subprocess.Popen[bytes], notes: str, timeout: float | None) -> End:
+    """Waits for the end of a process, and ends it if it makes no progress in training for `timeout` seconds.
+
+    The clock stands still while a Mac sleeps. Before and after training there is nothing to watch.
+    """
+    if timeout is None:
+        return read_end(process.wait(), notes)
+    noted, since = 0, time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return read_end(process.wait(min(1.0, timeout / 4)), notes)
+        with contextlib.suppress(FileNotFoundError):
+            written = os.stat(os.path.join(notes, PROGRESS)).st_mtime_ns
+            progress = read_end(0, notes).progress
+            if written != noted or progress is None or not progress.in_training:
+                noted, since = written, time.monotonic()
+            elif time.monotonic() - since > timeout:
+                _abort(process)
+                return read_end(process.wait(), notes, timeout)
 
 
 def _abort(process: subprocess.Popen[bytes]) -> None:

@@ -254,17 +254,9 @@ class MLXProcessGroup(_ProcessGroup):
             raise ValueError("A collective over MLX has inputs and outputs of different dtypes. Convert one of them.")
         engine, count = self._engine, len(targets) // len(inputs)
         is_on_device = any(tensor.device.type != "cpu" for tensor in (*inputs, *targets))
-        hosts = [
-            each.detach().contiguous()
-            if not is_on_device
-            else torch.empty_like(each, device="cpu", memory_format=torch.contiguous_format, requires_grad=False)
-            for each in inputs
-        ]
-        copied = None
-        if is_on_device:
-            for host, each in zip(hosts, inputs, strict=True):
-                host.copy_(each.detach(), non_blocking=True)
-            copied = _recorded_event()
+        whole = torch.contiguous_format
+        hosts = [each.detach().to("cpu", non_blocking=True, memory_format=whole).contiguous() for each in inputs]
+        copied = _recorded_event() if is_on_device else None
         results: _Tensors = []
 
         def run() -> None:

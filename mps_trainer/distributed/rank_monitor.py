@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -56,28 +56,16 @@ class RankMonitor:
 
     Args:
         store: torch.distributed's store, through a connection that no other thread uses.
+        names: the processes with pid and host, which are read early: the store may end with its process.
         keeper: the process that has the store: "process 0", with which it ends, or "torchrun".
     """
 
-    def __init__(self, store: Any, rank: int, size: int, keeper: str) -> None:
-        self.store, self.rank, self.size, self.keeper = store, rank, size, keeper
-        self._names: dict[int, str] = {}  # with pid and host, read early: the store may end with its process
+    def __init__(self, store: Any, rank: int, names: Sequence[str], keeper: str) -> None:
+        self.store, self.rank, self.names, self.keeper = store, rank, names, keeper
         self._waits_for: str | None = None  # set once a collective has failed here
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._attend, daemon=True)
-
-    def begin(self) -> None:
-        self.store.set(f"who/{self.rank}", f"process {self.rank} (pid {os.getpid()} on {socket.gethostname()})")
         self._thread.start()
-
-    def name_of(self, rank: int) -> str:
-        """Returns the process with its pid and host, as far as they are known."""
-        return self._names.get(rank, f"process {rank}")
-
-    def _read_names(self) -> None:
-        for rank in {*range(self.size)} - self._names.keys():
-            if self.store.check([f"who/{rank}"]):
-                self._names[rank] = self.store.get(f"who/{rank}").decode()
 
     def end(self) -> None:
         """Announces that this process leaves the group, and stops answering."""
@@ -100,13 +88,11 @@ class RankMonitor:
 
     def _ask(self) -> tuple[list[str], list[str]]:
         self.store.set("asked", "")
-        ranks, until = range(self.size), time.monotonic() + PATIENCE
+        ranks, until = range(len(self.names)), time.monotonic() + PATIENCE
         while not all(map(self._has_answered, ranks)) and time.monotonic() < until:
             time.sleep(EVERY / 10)
-        self._read_names()
         absent, waiting = [], []
-        for rank in ranks:
-            who = self.name_of(rank)
+        for rank, who in enumerate(self.names):
             if self._has_answered(rank):
                 waits, place = json.loads(self.store.get(f"answer/{rank}"))
                 waiting.append(f"{who} for {place}") if waits else absent.append(f"{who}: it is in {place}")
@@ -121,10 +107,7 @@ class RankMonitor:
 
     def _attend(self) -> None:
         with contextlib.suppress(Exception):  # the store may end at any time
-            while not self._ended.wait(
-                EVERY if len(self._names) == self.size else EVERY / 20
-            ) and not self.store.check(["closed"]):
-                self._read_names()
+            while not self._ended.wait(EVERY) and not self.store.check(["closed"]):
                 if self.store.check(["asked"]) and not self._has_answered(self.rank):
                     self.store.set(f"answer/{self.rank}", json.dumps(self._state()))
             if self._ended.is_set():
@@ -132,7 +115,7 @@ class RankMonitor:
             left, until = self.store.add("left", 1), time.monotonic() + 3 * EVERY
             if self.keeper == f"process {self.rank}":  # torch prints an error if the store ends while others ask it
                 self.store.set("closed", "")
-                while left < self.size and time.monotonic() < until:
+                while left < len(self.names) and time.monotonic() < until:
                     time.sleep(EVERY / 20)
                     left = self.store.add("left", 0)
 
@@ -167,10 +150,10 @@ def attend(rank: int, size: int, restarts: int) -> None:
     global _own
     with contextlib.suppress(Exception):  # without it, torch's own message remains
         store: Any = dist.PrefixStore(f"attendance-{restarts}", distributed_c10d._get_default_store().clone())
+        store.set(f"who/{rank}", f"process {rank} (pid {os.getpid()} on {socket.gethostname()})")
+        names = [store.get(f"who/{each}").decode() for each in range(size)]  # waits for each
         is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        monitor = RankMonitor(store, rank, size, "torchrun" if is_launchers else "process 0")
-        monitor.begin()
-        _own = monitor
+        _own = RankMonitor(store, rank, names, "torchrun" if is_launchers else "process 0")
 
 
 def leave() -> None:
@@ -199,21 +182,22 @@ def absent_named(doing: str | Callable[[], str]) -> Iterator[None]:
 
 def _explanation(own: RankMonitor, doing: str, error: Exception) -> str:
     found = own.ask(_purpose(reversed(list(traceback.walk_tb(error.__traceback__)))))
+    size = len(own.names)
     if found is None:
-        keeper = own.name_of(0) if own.keeper == "process 0" else own.keeper
+        keeper = own.names[0] if own.keeper == "process 0" else own.keeper
         return (
-            f"Process {own.rank} of {own.size} waited in vain for another in {doing}, and {keeper}, which keeps the "
+            f"Process {own.rank} of {size} waited in vain for another in {doing}, and {keeper}, which keeps the "
             f"list of processes, does not answer. Look whether {own.keeper} hangs, was stopped or has died."
         )
     absent, waiting = found
     again = "start again: a run with resume_from_checkpoint goes on from the last checkpoint."
     if absent:
         return (
-            f"Of {own.size} processes, these did not come to {doing}: {'; '.join(absent)}. Find out what keeps them "
+            f"Of {size} processes, these did not come to {doing}: {'; '.join(absent)}. Find out what keeps them "
             f"(py-spy dump --pid PID), raise ddp_timeout if they need longer, or {again}"
         )
     return (
-        f"The {own.size} processes wait for different things before {doing} can go on: {'; '.join(waiting)}. All have "
+        f"The {size} processes wait for different things before {doing} can go on: {'; '.join(waiting)}. All have "
         "to make the same exchanges in the same order: a callback that stops, saves or evaluates has to do so in "
         f"every process, and all need the same arguments and as many batches. Correct what differs, and {again}"
     )

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import MisconfigurationException
 from ..utils.home import in_home
 from ..utils.text import shown
-from .settings import PRECISIONS, LaunchSettings, LoadedSettings, checked
+from .settings import PRECISIONS, Settings, read_settings
 
 # A file with one of these is Accelerate's.
 MARKS = ("compute_environment", "distributed_type")
@@ -55,24 +55,23 @@ def accelerate_file(environ: Mapping[str, str]) -> Path | None:
     return new if os.path.isfile(new) or not os.path.isfile(old) else old
 
 
-def convert(values: Mapping[Any, Any], source: str) -> LoadedSettings:
-    """Converts the settings that Accelerate has written.
+def convert(values: Mapping[Any, Any], source: str) -> tuple[Settings, dict[str, str]]:
+    """Converts the settings that Accelerate has written. Returns also the keys that are ignored, with reasons.
 
     Raises:
         MisconfigurationException: for a value of the wrong type under a key that is converted.
     """
     place = values.get("compute_environment", "LOCAL_MACHINE")
     if place != "LOCAL_MACHINE":
-        ignored = {"compute_environment": f"{_word(place)} is a different machine"}
-        return LoadedSettings(ignored=ignored, is_accelerates=True)
+        return {}, {"compute_environment": f"{_word(place)} is a different machine"}
+    use_cpu = values.get("use_cpu")
+    if use_cpu not in (None, True, False):
+        raise MisconfigurationException(f"{source} has use_cpu: {shown(use_cpu)}. use_cpu is true or false.")
     ignored = {}
     kind = values.get("distributed_type") or "NO"  # YAML makes false of the bare word
     is_known = isinstance(kind, str) and kind in _DEVICES
     if not is_known:
         ignored["distributed_type"] = f"{_word(kind)} is not one of {', '.join(_DEVICES)}"
-    use_cpu = values.get("use_cpu")
-    if use_cpu not in (None, True, False):
-        raise MisconfigurationException(f"{source} has use_cpu: {shown(use_cpu)}. use_cpu is true or false.")
     for name, value in values.items():
         default = "it is for TPUs" if _word(name).startswith("tpu_") else "mps_trainer does not know it"
         why, harmless = _IGNORED.get(name, (default, ()))
@@ -86,12 +85,9 @@ def convert(values: Mapping[Any, Any], source: str) -> LoadedSettings:
         count = None
     if not is_known and count not in (None, 1):
         count, ignored["num_processes"] = None, f"{_word(count)} belongs to that distributed_type"
-    settings = LaunchSettings(
-        device="cpu" if use_cpu else _DEVICES[str(kind)] if is_known else None,
-        mixed_precision=checked("mixed_precision", precision, source),
-        num_processes=checked("num_processes", count, source),
-    )
-    return LoadedSettings(settings, ignored=ignored, is_accelerates=True)
+    device = "cpu" if use_cpu else _DEVICES[str(kind)] if is_known else None
+    found = {"device": device, "mixed_precision": precision, "num_processes": count}
+    return read_settings(found, source), ignored
 
 
 def _word(value: Any) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import MisconfigurationException
@@ -13,10 +13,20 @@ from ..utils.bounded_file import read_bytes
 from ..utils.home import in_home, named
 from ..utils.text import sentence
 from .accelerate_file import MARKS, accelerate_file, convert
-from .settings import DEFAULTS, LaunchSettings, LoadedSettings, read_settings
+from .settings import DEFAULTS, Settings, read_settings
 
 LARGEST = 50_000  # bytes; settings are a few hundred
 HEADER = "# Settings of `mps-trainer launch`, written by `mps-trainer config`. Flags go before them.\n"
+
+
+@dataclass(frozen=True)
+class LoadedSettings:
+    """Settings, their file (None for none), and the keys of the file that are ignored, each with the reason."""
+
+    settings: Settings = field(default_factory=dict)
+    path: Path | None = None
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    is_accelerates: bool = False
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
@@ -42,14 +52,15 @@ def load(path: Path) -> LoadedSettings:
 
     from ..utils.yaml_loader import BoundedLoader
 
-    another = "`mps-trainer config --config_file FILE` writes a file of settings."
     try:
         content = read_bytes(path, LARGEST)
-    except FileNotFoundError as error:
-        raise MisconfigurationException(f"There is no file {path}. {another}") from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise MisconfigurationException(f"{path} cannot be read: {reason}. {another}") from error
+        why = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        if isinstance(error, FileNotFoundError):
+            why = f"There is no file {path}."
+        raise MisconfigurationException(
+            f"{why} `mps-trainer config --config_file FILE` writes a file of settings."
+        ) from error
     try:
         values = yaml.load(content.decode(), Loader=BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -67,7 +78,8 @@ def load(path: Path) -> LoadedSettings:
             f"{path} has a {type(values).__name__} instead of settings. Write each setting as key: value."
         )
     if any(mark in values for mark in MARKS):
-        return dataclasses.replace(convert(values, str(path)), path=path)
+        settings, ignored = convert(values, str(path))
+        return LoadedSettings(settings, path, ignored, is_accelerates=True)
     return LoadedSettings(read_settings(values, str(path)), path)
 
 
@@ -98,7 +110,7 @@ def load_target(path: Path) -> LoadedSettings | None:
     return loaded
 
 
-def write(settings: LaunchSettings, path: Path) -> None:
+def write(settings: Settings, path: Path) -> None:
     """Writes all settings to `path` and creates its folder. An existing file is replaced in one step.
 
     Raises:
@@ -106,7 +118,7 @@ def write(settings: LaunchSettings, path: Path) -> None:
     """
     import yaml
 
-    text = HEADER + yaml.safe_dump(vars(settings.over(DEFAULTS)), sort_keys=False)
+    text = HEADER + yaml.safe_dump({**DEFAULTS, **settings}, sort_keys=False)
     target = path.resolve()  # a rename would replace a link instead of its target
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:

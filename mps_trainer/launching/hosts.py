@@ -21,7 +21,7 @@ from typing import Any
 from ..devices.facts import RECORDED_VARIABLES
 from ..devices.mlx_launch import HOSTS
 from ..errors import MisconfigurationException
-from .processes import signals_handled
+from .processes import shell_status, signals_handled
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
 # without these ssh waits for ever for a lost machine, and reports the end of each connection
@@ -30,8 +30,8 @@ _INTERRUPT = b"\x03"  # Ctrl-C, as typed into the terminal that ssh makes
 _NOT_CONNECTED = 255  # the status of ssh
 
 
-def run_on_hosts(hosts: Sequence[str], words: Sequence[str], module: bool, environ: Mapping[str, str]) -> int:
-    """Runs the script on each machine and returns the exit status of the first process that failed, or 128 + signal.
+def run_on_hosts(hosts: Sequence[str], command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs the command on each machine and returns the exit status of the first process that failed, or 128 + signal.
 
     A first SIGINT or SIGTERM reaches every process, and the run can save. A second one ends all at once.
 
@@ -47,32 +47,36 @@ def run_on_hosts(hosts: Sequence[str], words: Sequence[str], module: bool, envir
             "--hosts trains over MLX, which is not installed. On each machine: python -m pip install "
             "'mps_trainer[several-macs]'."
         )
-    processes = _start(hosts, [sys.executable, *(["-m"] if module else []), *words], environ)
+    processes = _start(hosts, command, environ)
     asked: list[int] = []
 
-    def pass_on(signum: int, frame: Any) -> None:
+    def send(signum: int) -> None:
         for each in processes:
-            _end(each, signal.SIGKILL if asked else signum)
+            _send(each, signum)
+
+    def first_failed() -> int | None:
+        return next((rank for rank, each in enumerate(processes) if each.poll()), None)
+
+    def pass_on(signum: int, frame: Any) -> None:
+        send(signal.SIGKILL if asked else signum)
         asked.append(signum)
 
     failed, end = None, float("inf")
     with signals_handled((signal.SIGINT, signal.SIGTERM), pass_on):
         while any(each.poll() is None for each in processes):
             time.sleep(0.1)
-            if failed is None and (failed := _first_failed(processes)) is not None:
+            if failed is None and (failed := first_failed()) is not None:
                 end = time.monotonic() + _GRACE
-                for each in processes if not asked else ():
-                    _end(each, signal.SIGTERM)
+                if not asked:
+                    send(signal.SIGTERM)
             elif time.monotonic() > end:
-                for each in processes:
-                    _end(each, signal.SIGKILL)
-    failed = _first_failed(processes) if failed is None else failed
+                send(signal.SIGKILL)
+    failed = first_failed() if failed is None else failed
     if failed is None:
         return 0
     if asked:
         return 128 + asked[0]
-    code = processes[failed].returncode
-    status = code if code >= 0 else 128 - code  # as a shell has it
+    status = shell_status(processes[failed].returncode)
     why = f" Try `ssh {hosts[failed]} true`." if status == _NOT_CONNECTED else ""
     print(
         f"mps-trainer: process {failed} of {len(hosts)}, on {hosts[failed]}, ended with status {status}, which ended "
@@ -111,7 +115,7 @@ def _start(hosts: Sequence[str], command: Sequence[str], environ: Mapping[str, s
     return processes
 
 
-def _end(process: subprocess.Popen[bytes], signum: int) -> None:
+def _send(process: subprocess.Popen[bytes], signum: int) -> None:
     """Sends a signal to a process here or on another machine; there SIGKILL is the end of its terminal."""
     with contextlib.suppress(OSError):  # it has ended
         if process.args[0] != "ssh":  # type: ignore[index]
@@ -120,10 +124,6 @@ def _end(process: subprocess.Popen[bytes], signum: int) -> None:
             process.terminate()
         elif process.stdin is not None:
             os.write(process.stdin.fileno(), _INTERRUPT)
-
-
-def _first_failed(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    return next((rank for rank, each in enumerate(processes) if each.poll()), None)
 
 
 def addresses_of(hosts: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..devices import ACCELERATORS, Decision, DeviceRequest, MachineFacts, resolve
 from ..errors import MisconfigurationException
-from .settings import LaunchSettings
+from .settings import Settings
 
 
 def check_module(name: str, folder: str) -> None:
@@ -25,21 +25,19 @@ def check_module(name: str, folder: str) -> None:
         )
 
 
-def check_machine(settings: LaunchSettings, facts: MachineFacts, source: str) -> Decision:
+def check_machine(settings: Settings, facts: MachineFacts, source: str) -> Decision:
     """Returns the device of each process on a machine with these facts.
 
-    Args:
-        source: the file or the flags of the settings, for errors.
-
     Raises:
-        MisconfigurationException: if the machine cannot start the processes on the device.
+        MisconfigurationException: if the machine cannot start the processes on the device. `source`, the file or the
+            flag of the settings, is named.
     """
-    named = settings.device if settings.device not in (None, "auto", "cpu") else None
+    device, count = settings.get("device", "auto"), settings.get("num_processes", 1)
+    is_named = device not in ("auto", "cpu")
     try:
-        decision = resolve(DeviceRequest(accelerator=named or "auto"), facts)
+        decision = resolve(DeviceRequest(accelerator=device if is_named else "auto"), facts)
     except MisconfigurationException as error:
-        raise MisconfigurationException(f"{source}: {error}" if named else str(error)) from error
-    count = settings.num_processes or 1
+        raise MisconfigurationException(f"{source}: {error}" if is_named else str(error)) from error
     if count > 1 and decision.type == "mps":
         raise MisconfigurationException(
             f"{source}: {count} processes on mps. A Mac has one GPU, which they would share without being faster. "
@@ -74,7 +72,12 @@ def signals_handled(numbers: Iterable[int], handler: Callable[[int, Any], None])
             signal.signal(number, earlier)
 
 
-def torchrun(words: Sequence[str], module: bool, count: int) -> int:
+def shell_status(code: int) -> int:
+    """Returns the exit status of a process as a shell has it: 128 plus the number of a signal that ended it."""
+    return code if code >= 0 else 128 - code
+
+
+def torchrun(script: Sequence[str], count: int) -> int:
     """Runs the script in several processes and returns the exit status of the first that failed, or 128 + signal.
 
     Each is in a session of its own, so that Ctrl-C in a terminal reaches it once, from torchrun, which waits half a
@@ -87,7 +90,7 @@ def torchrun(words: Sequence[str], module: bool, count: int) -> int:
     # the address is given because the host name of a Mac need not resolve
     where = ["--standalone", "--local_addr", "127.0.0.1", "--nproc_per_node", str(count)]
     try:
-        run(parse_args([*where, *(["--module"] if module else []), *words]))
+        run(parse_args([*where, *script]))
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as failed:
@@ -95,8 +98,7 @@ def torchrun(words: Sequence[str], module: bool, count: int) -> int:
         failures = {rank: each for rank, each in failed.failures.items() if each.exitcode != -signal.SIGTERM}
         failures = failures or failed.failures
         rank = min(failures, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
-        code = failures[rank].exitcode
-        status = code if code >= 0 else 128 + signal.Signals(-code)  # as a shell has it
+        status = shell_status(failures[rank].exitcode)
         print(
             f"mps-trainer: process {rank} of {count} ended with status {status}, which ended the run.", file=sys.stderr
         )

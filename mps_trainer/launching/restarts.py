@@ -13,7 +13,6 @@ VARIABLE = "MPS_TRAINER_RESTARTS"  # a Supervision as JSON, for the process that
 PROGRESS, ERROR = "progress.json", "error.txt"  # the notes of the processes that train
 MEMORY, GPU, OTHER = "memory", "gpu", "other"  # errors of a run
 
-LONGEST_PAUSE = 60  # seconds
 _LAST_STATUS = 128 + 64  # a status above 128 is 128 plus the number of a signal, as in shells
 # Someone asked for the end of the run with these.
 _REQUESTS = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, signal.SIGTERM) for name in ("SIGHUP", "SIGQUIT"))}
@@ -88,13 +87,11 @@ class Supervision:
 
     Attributes:
         id: the same for all processes of one supervisor.
-        most: the most restarts.
         restarts: those so far, or the last of them.
         notes: the folder for notes to the supervisor; None if it reads none.
     """
 
     id: str
-    most: int
     restarts: tuple[Restart, ...] = ()
     notes: str | None = None
 
@@ -108,10 +105,9 @@ class Supervision:
             return msgspec.json.decode(environ[VARIABLE], type=cls)
         if "TORCHELASTIC_RUN_ID" not in environ:
             return None
-        number, most = (int(environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+        number = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         cause = "ended in one of its processes, and torchrun started them again"
-        last = (Restart(number, cause, time=time.time()),) if number else ()
-        return cls(environ["TORCHELASTIC_RUN_ID"], most, last)
+        return cls(environ["TORCHELASTIC_RUN_ID"], (Restart(number, cause, time=time.time()),) if number else ())
 
     def examples(self, folder: str) -> int | None:
         """Returns the most examples in a batch of the run in `folder`; None if there is no limit."""
@@ -138,11 +134,6 @@ def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -
         again = f"{most} restarts are used up" if most > 1 else "the one restart is used up"
         return f"the run {restart}, and {again}."
     return restart
-
-
-def pause(number: int, first: float = 1.0) -> float:
-    """Returns the seconds before a restart; each pause is twice as long as the one before."""
-    return min(first * 2 ** (number - 1), LONGEST_PAUSE)
 
 
 def announcement(restart: Restart, most: int, seconds: float, checkpoint: str | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pygal
+from markupsafe import Markup
 from pygal.style import Style
 
 from ..utils.text import as_line
@@ -28,7 +29,12 @@ _LONGEST = 80  # characters of a text
 Break = tuple[float, float, str]  # step, seconds on the training clock, and a class of page.css
 
 
-def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) -> str:
+def color_of(place: int) -> str:
+    """Returns the class of page.css for the color of a curve or a run."""
+    return f"color-{place % COLORS}"
+
+
+def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) -> Markup:
     """Returns the chart over the steps, or over time.
 
     Args:
@@ -49,21 +55,18 @@ def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
     )
     if end <= 5 and not chart.over_time:  # no label between two steps
         drawn.x_labels = list(range(int(end) + 1))
-    classes = []
+    # the title of a series is its class of page.css
     if chart.best is not None:
-        drawn.add(None, [(chart.best[0], low), (chart.best[0], high)], show_dots=False)
-        classes.append("break best")
+        drawn.add("break best", [(chart.best[0], low), (chart.best[0], high)], show_dots=False)
     for step, seconds, kind in breaks:
         x = seconds / divisor if chart.over_time else step
-        drawn.add(None, [(x, low), (x, high)], show_dots=False)
-        classes.append(f"break {kind}")
+        drawn.add(f"break {kind}", [(x, low), (x, high)], show_dots=False)
     for place, curve in enumerate(chart.curves):
         color = place if curve.color is None else curve.color
         is_marked = curve.marked or len(curve.x) <= _MARKED
-        drawn.add(None, _points(chart, curve, divisor), dots_size=2.5 if is_marked else 1.5)
-        dash = f"dash-{color // COLORS % _DASHES}"
-        classes.append(f"curve color-{color % COLORS} {dash}{'' if is_marked else ' unmarked'}")
-    return _svg(drawn, chart.title, classes)
+        kind = f"curve {color_of(color)} dash-{color // COLORS % _DASHES}{'' if is_marked else ' unmarked'}"
+        drawn.add(kind, _points(chart, curve, divisor), dots_size=2.5 if is_marked else 1.5)
+    return _svg(drawn, chart.title)
 
 
 def _points(chart: Chart, curve: Curve, divisor: float) -> list[dict[str, Any]]:
@@ -134,15 +137,13 @@ def draw_time_line(record: RunRecord) -> str:
         x_value_formatter=lambda value: f"{number(value)} {unit}",
         y_labels=[{"label": lane, "value": top - place} for place, lane in enumerate(("training", *lanes))],
     )
-    classes = []
     for session in record.sessions:
         begin, end = session.offset / divisor, (session.offset + session.seconds) / divisor
         points = [
             {"value": (begin, top), "label": f"training from step {number(session.first_step)}"},
             {"value": (end, top), "label": "training to here"},
         ]
-        drawn.add(None, points, dots_size=4)
-        classes.append("session color-0")
+        drawn.add("session color-0", points, dots_size=4)
     for place, lane in enumerate(lanes, start=1):
         events = [event for event in record.events if event.kind in _LANES[lane]]
         points = [
@@ -152,19 +153,19 @@ def draw_time_line(record: RunRecord) -> str:
             }
             for event in events[-_POINTS // 4 :]
         ]
-        drawn.add(None, points, stroke=False, dots_size=4)
-        classes.append("faults" if lane == "faults" else f"color-{place}")
-    return _svg(drawn, "Time line", classes)
+        drawn.add("faults" if lane == "faults" else f"color-{place}", points, stroke=False, dots_size=4)
+    return _svg(drawn, "Time line")
 
 
-def draw_padding(padded: list[dict[str, int]]) -> str:
+def draw_padding(padded: list[dict[str, int]]) -> Markup:
     """Returns the tokens of an epoch by padded length, real ones and padding."""
     labels = [number(entry["length"]) for entry in padded]
     drawn = pygal.StackedBar(**_settings(*_SIZE), value_formatter=number, x_labels=labels)
     real = [entry["real"] for entry in padded]
-    for name, values in (("real", real), ("padding", [entry["tokens"] - entry["real"] for entry in padded])):
-        drawn.add(None, [{"value": value, "label": f"{number(value)} {name} tokens"} for value in values])
-    return _svg(drawn, "Tokens of an epoch", ["color-0", "padding"])
+    rest = [entry["tokens"] - entry["real"] for entry in padded]
+    for kind, name, values in (("color-0", "real", real), ("padding", "padding", rest)):
+        drawn.add(kind, [{"value": value, "label": f"{number(value)} {name} tokens"} for value in values])
+    return _svg(drawn, "Tokens of an epoch")
 
 
 def _settings(width: int, height: int) -> dict[str, Any]:
@@ -185,11 +186,11 @@ def _settings(width: int, height: int) -> dict[str, Any]:
     }
 
 
-def _svg(drawn: Any, title: str, classes: Sequence[str]) -> str:
-    """Returns the chart as an SVG element, with the classes of page.css for its series."""
+def _svg(drawn: Any, title: str) -> Markup:
+    """Returns the chart as an SVG element, whose series have their titles as classes."""
+    classes = [settings["title"] for _, settings in drawn.raw_series]
     drawn.add_xml_filter(lambda root: _slim(root, title, classes))
-    text: str = drawn.render(is_unicode=True)
-    return text
+    return Markup(drawn.render(is_unicode=True))
 
 
 _FRACTION = re.compile(r"-?\d+\.\d+")

@@ -29,8 +29,17 @@ _TEMPLATES.filters |= {
     "date": formatting.date,
     "percentage": formatting.percentage,
     "argument": summary.argument,
+    "metric_name": formatting.metric_name,
 }
-_TEMPLATES.globals |= {"generator": f"{GENERATOR} {__version__}"}
+_TEMPLATES.globals |= {
+    "generator": f"{GENERATOR} {__version__}",
+    "documentation": page_of_documentation("report"),
+    "record_name": NAME,
+    "summary": summary,
+    "color_of": charts.color_of,
+    "draw_padding": charts.draw_padding,
+    "draw_time_line": charts.draw_time_line,
+}
 
 
 def run_page(record: RunRecord, reload_after: int = 0) -> str:
@@ -40,46 +49,15 @@ def run_page(record: RunRecord, reload_after: int = 0) -> str:
         reload_after: seconds after which an open page loads itself again; 0 for a run that has ended.
     """
     breaks = charts.breaks_of(record)
-    padded = record.data.get("padded")
-    return _TEMPLATES.get_template("run.html").render(
-        record=record,
-        reload_after=reload_after,
-        outcome=summary.outcome(record),
-        model_line=summary.model_line(record),
-        headline=summary.headline(record),
-        metrics_logged_once=summary.metrics_logged_once(record),
-        charts=_drawn(curves.charts(record), breaks),
-        has_breaks=bool(breaks),
-        confusion=summary.confusion_matrix(record),
-        origin=summary.origin(record),
-        hidden=summary.hidden_values(record),
-        documentation=page_of_documentation("report"),
-        time_line=Markup(charts.draw_time_line(record)),
-        event_counts=summary.event_counts(record),
-        lengths=summary.lengths(record),
-        tokens_per_example=summary.tokens_per_example(record),
-        padding=summary.padding(record),
-        padding_chart=Markup(charts.draw_padding(padded)) if padded else "",
-        device_name=summary.device_name(record),
-        environment=summary.environment(record),
-        source=record.source if record.source != NAME else f"{NAME} beside this file",
-    )
+    drawn = _drawn(curves.charts(record), breaks)
+    template = _TEMPLATES.get_template("run.html")
+    return template.render(record=record, reload_after=reload_after, charts=drawn, breaks=breaks)
 
 
 def comparison_page(records: Sequence[RunRecord]) -> str:
     """Returns the page that compares runs as text: final metrics, curves in the same charts, differing arguments."""
-    names, values = summary.metric_table(records)
-    speeds = [speed[0] if (speed := summary.throughput(record)) is not None else None for record in records]
-    return _TEMPLATES.get_template("comparison.html").render(
-        records=records,
-        names=[record.name for record in records],
-        outcomes=[(record, _color(place), summary.outcome(record)[2]) for place, record in enumerate(records)],
-        metric_names=[formatting.metric_name(name) for name in names],
-        metrics=list(zip(records, values, speeds, strict=True)),
-        charts=_drawn(curves.compared_charts(records)),
-        arguments=summary.argument_differences(records),
-        surroundings=summary.surrounding_differences(records),
-    )
+    drawn = _drawn(curves.compared_charts(records))
+    return _TEMPLATES.get_template("comparison.html").render(records=records, charts=drawn)
 
 
 def _drawn(found: list[Chart], breaks: Sequence[charts.Break] = ()) -> list[tuple[Chart, Markup, Keys]]:
@@ -87,16 +65,11 @@ def _drawn(found: list[Chart], breaks: Sequence[charts.Break] = ()) -> list[tupl
     last_step = max((curve.x[-1] for chart in found if not chart.over_time for curve in chart.curves), default=0)
     drawn = []
     for chart in found:
-        keys = [(curve.name, _color(place)) for place, curve in enumerate(chart.curves)]
+        keys = [(curve.name, charts.color_of(place)) for place, curve in enumerate(chart.curves)]
         if chart.best is not None:
             keys.append((f"{chart.best[1]}: step {formatting.number(chart.best[0])}", "break best"))
-        drawn.append((chart, Markup(charts.draw_curves(chart, last_step, breaks)), keys if len(keys) > 1 else []))
+        drawn.append((chart, charts.draw_curves(chart, last_step, breaks), keys if len(keys) > 1 else []))
     return drawn
-
-
-def _color(place: int) -> str:
-    """Returns a class of page.css."""
-    return f"color-{place % charts.COLORS}"
 
 
 def tell_apart(records: Sequence[RunRecord], folders: Sequence[str]) -> None:

@@ -139,12 +139,6 @@ def metrics_logged_once(record: RunRecord) -> list[tuple[str, float, float]]:
     return found
 
 
-def confusion_matrix(record: RunRecord) -> list[tuple[str, list[float]]]:
-    """Returns a row of counts for each class; [] where there are too many classes."""
-    matrix = record.classification.get("confusion", [])
-    return list(zip(record.classification["classes"], matrix, strict=True)) if matrix else []
-
-
 def origin(record: RunRecord) -> dict[str, str]:
     """Returns the origin of the run, and its best checkpoint."""
     labels = {"command": "command line", "commit": "git commit", "dataset": "dataset", "base_model": "base model"}
@@ -167,11 +161,6 @@ def hidden_values(record: RunRecord) -> tuple[int, int]:
     words = str(record.origin.get("command") or "").replace("'", "").split()
     values = [value if isinstance(value, list) else [value] for value in record.arguments.values()]
     return sum(word.endswith(NOT_SHOWN) for word in words), sum(NOT_SHOWN in value for value in values)
-
-
-def lengths(record: RunRecord) -> list[str]:
-    """Returns the lengths of examples in tokens, as "median 50"."""
-    return [f"{name} {number(round(value))}" for name, value in record.data.get("lengths", {}).items()]
 
 
 def tokens_per_example(record: RunRecord) -> float:

@@ -19,6 +19,7 @@ from run_glue import parse
 
 from mps_trainer import MisconfigurationException, TrainingArguments, scripts
 from mps_trainer.launching.config_file import load, load_target
+from mps_trainer.launching.settings import variables
 from mps_trainer.utils.text import as_line
 from tests import HUNG_AFTER
 from tests.edits import mutate
@@ -39,7 +40,7 @@ ACCELERATOR = {"split_batches": False, "even_batches": True, "gradient_accumulat
 
 def launch(path):
     found = load(path)
-    assert all(isinstance(value, str) for value in found.settings.variables().values())
+    assert all(isinstance(value, str) for value in variables(found.settings).values())
     if not found.is_accelerates:
         load_target(path)
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from mps_trainer import cli
+from mps_trainer.cli.config import ask_settings
 from mps_trainer.launching.config_file import load
-from mps_trainer.launching.settings import LaunchSettings
+from mps_trainer.launching.settings import DEFAULTS
+from tests.launching.test_processes import GPUS, MAC, PC
 
 from .terminal import Terminal
 
 CONFIG = [sys.executable, "-m", "mps_trainer", "config"]
+DEFAULTS_WRITTEN = {name: value for name, value in DEFAULTS.items() if value is not None}
 
 
 @pytest.fixture
@@ -57,10 +61,10 @@ def test_no_more_answers_is_a_line(home, tmp_path, monkeypatch, capsys, stdin):
 def test_default_asks_nothing_and_looks_at_no_machine(home, monkeypatch, capsys):
     monkeypatch.setattr(cli.config, "gather_facts", lambda: pytest.fail("looked at the machine"))
     assert cli.main(["config", "--default"]) == 0
-    assert load(home).settings == LaunchSettings("auto", "no", False, 1, None)
+    assert load(home).settings == DEFAULTS_WRITTEN
     assert cli.main(["config", "--default", "--config_file", "sub/other.yaml"]) == 0
     assert capsys.readouterr().out.count("Written to ") == 2
-    assert load(home.parents[2] / "sub" / "other.yaml").settings.device == "auto"
+    assert load(home.parents[2] / "sub" / "other.yaml").settings == DEFAULTS_WRITTEN
 
 
 @pytest.fixture
@@ -87,7 +91,7 @@ def test_without_a_home_folder_there_is_no_file_and_config_asks_for_one(homeless
     )
     assert list(tmp_path.iterdir()) == []
     assert cli.main(["config", "--default", "--config_file", "own.yaml"]) == 0
-    assert load(tmp_path / "own.yaml").settings.device == "auto"
+    assert load(tmp_path / "own.yaml").settings == DEFAULTS_WRITTEN
     capsys.readouterr()
     for command in ("config", "show"), ("config", "--default"):
         assert cli.main([*command, "--config_file", "~/own.yaml"]) == 2
@@ -141,7 +145,7 @@ def test_accelerates_settings_are_taken_over_and_the_rest_is_told(home, tmp_path
     assert left in shown
     assert cli.main(["config", "--default"]) == 0
     assert capsys.readouterr().out.startswith(f"Taken over from {path}: mixed_precision.\n{left}Written to {home}:\n")
-    assert load(home).settings == LaunchSettings("auto", "bf16", False, 1, None)
+    assert load(home).settings == {**DEFAULTS_WRITTEN, "mixed_precision": "bf16"}
     assert path.read_text() == ACCELERATES
 
 
@@ -159,3 +163,74 @@ def test_show_says_what_is_in_force_and_from_where(home, monkeypatch, capsys):
         "  num_processes: 2\n  memory_fraction: null (default)\n"
         "  note: ACCELERATE_MIXED_PRECISION=fp16 is set in the environment, and overrides the file.\n"
     )
+
+
+@pytest.fixture
+def answering(monkeypatch, capsys):
+    """Returns the settings, the offered answers in the order of the prompts, and the printed lines."""
+
+    def answer(facts, *answers, proposed=None):
+        offered, left = [], list(answers)
+        monkeypatch.setattr("builtins.input", lambda prompt: offered.append(prompt) or left.pop(0))
+        settings = ask_settings(facts, proposed or {})
+        assert not left
+        return settings, offered, capsys.readouterr().out.splitlines()[2:]
+
+    return answer
+
+
+def offers(prompts):
+    return [prompt.split("[")[1].removesuffix("]: ") for prompt in prompts]
+
+
+def test_a_mac_asks_for_fallback_and_memory_and_takes_enter(answering):
+    settings, prompts, printed = answering(MAC, "", "", "", "")
+    assert settings == DEFAULTS
+    assert "auto takes mps here" in prompts[0]
+    assert offers(prompts) == ["auto", "no", "no", "none"]
+    assert printed == ["One process, because a Mac has one GPU. `mps-trainer launch --hosts` trains on several Macs."]
+    own = {
+        "device": "mps",
+        "mixed_precision": "bf16",
+        "mps_fallback": True,
+        "num_processes": 1,
+        "memory_fraction": 0.8,
+    }
+    assert answering(MAC, "mps", "bf16", "yes", "0.8")[0] == own
+
+
+def test_other_devices_ask_for_processes_instead(answering):
+    settings, prompts, _ = answering(GPUS, "", "", "2")
+    assert settings == {**DEFAULTS, "num_processes": 2}
+    assert offers(prompts) == ["auto", "no", "1"]
+    assert answering(MAC, "cpu", "", "4")[0] == {**DEFAULTS, "device": "cpu", "num_processes": 4}
+
+
+@pytest.mark.parametrize(
+    ("facts", "answers", "says"),
+    [
+        (PC, ("gpu", "", "", ""), "'gpu' is not valid: device is one of auto"),
+        (PC, ("mps", "", "", ""), "mps cannot run here: this machine runs Linux"),
+        (
+            replace(MAC, os_version="13.6", torch_version="2.8.0"),
+            ("", "bf16", "", "", ""),
+            "mps does not compute in bf16 here.",
+        ),
+        (GPUS, ("", "", "3", ""), "Take at most 2"),
+    ],
+)
+def test_an_invalid_answer_is_explained_and_asked_again(answering, facts, answers, says):
+    _, prompts, printed = answering(facts, *answers)
+    assert says in printed[0]
+    again = next(i for i, prompt in enumerate(prompts) if prompt in prompts[:i])
+    assert prompts[again] == prompts[again - 1]
+
+
+def test_proposed_settings_are_taken_with_enter_where_they_can_run(answering):
+    proposed = {**DEFAULTS, "device": "mps", "mixed_precision": "bf16", "mps_fallback": True, "memory_fraction": 0.75}
+    settings, prompts, _ = answering(MAC, "", "", "", "", proposed=proposed)
+    assert settings == proposed
+    assert offers(prompts) == ["mps", "bf16", "yes", "0.75"]
+    assert answering(MAC, "", "", "", "none", proposed=proposed)[0]["memory_fraction"] is None
+    _, _, printed = answering(PC, "", "auto", "", "", proposed={"device": "mps"})
+    assert printed[0].startswith("  mps cannot run here")

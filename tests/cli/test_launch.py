@@ -109,7 +109,15 @@ def test_the_machine_is_looked_at_only_where_it_matters(started, monkeypatch):
 
 @pytest.mark.parametrize(
     ("codes", "status"),
-    [({1: 3}, 3), ({1: -2}, 130), ({1: -9}, 137), ({0: 1, 1: -9}, 137), ({0: -15, 1: 7}, 7), ({1: -15}, 143)],
+    [
+        ({1: 3}, 3),
+        ({1: -2}, 130),
+        ({1: -40}, 168),
+        ({1: -9}, 137),
+        ({0: 1, 1: -9}, 137),
+        ({0: -15, 1: 7}, 7),
+        ({1: -15}, 143),
+    ],
     ids=str,
 )
 def test_torchrun_ends_with_the_status_of_the_first_process_that_failed(folder, monkeypatch, capsys, codes, status):

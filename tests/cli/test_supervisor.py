@@ -72,6 +72,13 @@ def test_notes_of_the_process_before_do_not_count(shell):
     assert shell('[ "$number" = 2 ] && exit 1; at 5; printf gpu > $notes/error.txt; exit 1') == (1, 2)
 
 
+def test_pauses_grow(shell, capsys, monkeypatch):
+    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 0.03)
+    assert shell('at $number; [ "$number" = 4 ] && exit 0; kill -ABRT $$') == (0, 4)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" of 3 in ")[2].partition(":")[0] for line in lines] == ["0.01 s", "0.02 s", "0.03 s"]
+
+
 def test_a_run_without_progress_ends(shell, capsys):
     assert shell("at 5; kill -KILL $$", most=9) == (137, 2)
     assert capsys.readouterr().err.endswith("It is not started again, because it makes no progress.\n")

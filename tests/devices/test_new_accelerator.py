@@ -9,9 +9,9 @@ import torch
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints.rng import rng_state, set_rng
+from mps_trainer.cli.config import _obstacle
 from mps_trainer.devices import ACCELERATORS, Accelerator, DeviceRequest, MachineFacts, Obstacle, resolve
 from mps_trainer.devices.findings import findings, trains_on
-from mps_trainer.launching.questions import _cannot_compute
 from tests.devices.machines import pc, under_torchrun
 
 
@@ -68,8 +68,9 @@ def test_doctor_and_questions_know_a_new_accelerator():
     assert trains_on(TPU) == "tpu_like"
     (finding,) = findings(TPU)
     assert finding.remedy.endswith("VISIBLE_TPUS=1 chooses the second")
-    assert _cannot_compute("bf16", "tpu_like", TPU) is None
-    assert _cannot_compute("fp16", "tpu_like", TPU) == "tpu_like does not compute in fp16 here. Take no or bf16."
+    assert _obstacle("mixed_precision", "bf16", "tpu_like", TPU) is None
+    says = "tpu_like does not compute in fp16 here. Take no or bf16."
+    assert _obstacle("mixed_precision", "fp16", "tpu_like", TPU) == says
 
 
 def test_random_numbers_of_a_new_accelerator_are_saved_and_restored():

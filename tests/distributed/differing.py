@@ -1,11 +1,11 @@
 """Runs of two processes that do not do the same. What each of them raises lies in a folder.
 
-`python -m tests.distributed.differing FOLDER`. The processes are forked from this one, which has imported what they
-need.
+`python -m tests.distributed.differing FOLDER`.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from mps_trainer import Trainer
 from mps_trainer.errors import explanation_of
 from tests.conftest import Classifier, examples
-from tests.distributed.launch import environment, free_port
+from tests.distributed.launch import fork
 from tests.distributed.scenarios import arguments
 
 ASKED = {"stop": "should_training_stop", "save": "should_save", "evaluate": "should_evaluate"}
@@ -58,20 +58,14 @@ def train(case: str, rank: int, folder: str) -> str:
     return "nothing was raised"
 
 
-def forked(case: str, rank: int, port: int, folder: str) -> int:
-    if (pid := os.fork()) != 0:
-        return pid
-    os.environ.update(environment(rank, 2, port))
+def run_and_tell(case: str, rank: int, folder: str) -> None:
     with open(os.path.join(folder, f"{case}-{rank}"), "w") as file:
         file.write(train(case, rank, folder))
     other = os.path.join(folder, f"{case}-{1 - rank}")
     while not (os.path.exists(other) and os.path.getsize(other)):  # one that has ended answers no question
         time.sleep(0.1)
-    os._exit(0)
 
 
 if __name__ == "__main__":
     for case in CASES:
-        port = free_port()
-        for pid in [forked(case, rank, port, sys.argv[1]) for rank in range(2)]:
-            os.waitpid(pid, 0)
+        fork(2, functools.partial(run_and_tell, case, folder=sys.argv[1]))

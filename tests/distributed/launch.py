@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 
 import mps_trainer
@@ -74,3 +75,27 @@ def run(size: int, *command: str, timeout: int = HUNG_AFTER, variables: Variable
     outputs = [process.communicate(timeout=timeout)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * size, outputs
     return outputs
+
+
+def fork(size: int, work: Callable[[int], None]) -> list[int]:
+    """Calls `work(rank)` in processes that are forked from this one, and returns their exit statuses.
+
+    They have what this one has imported, which takes longer than most of their work.
+    """
+    port, pids = free_port(), []
+    for rank in range(size):
+        if (pid := os.fork()) != 0:
+            pids.append(pid)
+            continue
+        status = 1
+        try:
+            os.environ.update(environment(rank, size, port))
+            work(rank)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]

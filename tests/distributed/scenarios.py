@@ -137,17 +137,25 @@ def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
 
 
-def small_bert() -> BertForSequenceClassification:
+def ignoring(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """The batch, with nothing to learn from in the rows that are `ignored`."""
+    batch = padded(rows)
+    batch["labels"][torch.tensor([row["ignored"] for row in rows])] = -100
+    return batch
+
+
+def small_bert(kind: Any = BertForSequenceClassification, layers: int = 1) -> Any:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {"hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 16}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForSequenceClassification(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes, **quiet))
+    return kind(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes, **quiet))
 
 
-def small_gpt() -> GPT2LMHeadModel:
+def small_gpt(dropout: float = 0.0, layers: int = 1) -> GPT2LMHeadModel:
+    """Whose head is tied to its embedding."""
     torch.manual_seed(0)
-    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=1, n_head=2, **quiet))
+    quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=layers, n_head=2, **quiet))
 
 
 @scenario
@@ -313,14 +321,8 @@ def a_stream(folder: str) -> dict[str, Any]:
 def an_update_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
     """The first half of each batch, which is the first of two processes', has nothing to learn from."""
     rows = [{**row, "ignored": number % TOGETHER < TOGETHER // 2} for number, row in enumerate(sentences(48, False))]
-
-    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = padded(rows)
-        batch["labels"][torch.tensor([row["ignored"] for row in rows])] = -100
-        return batch
-
     settings = {"train_sampling_strategy": "sequential", "learning_rate": 1e-3, "remove_unused_columns": False}
-    return train(folder, small_gpt(), rows, collate, **settings)
+    return train(folder, small_gpt(), rows, ignoring, **settings)
 
 
 @scenario

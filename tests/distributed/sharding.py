@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers import BertForMaskedLM, TrainerCallback
 
 from mps_trainer import NonFiniteLossError, Trainer
 from mps_trainer.distributed import fsdp
@@ -20,12 +20,14 @@ from tests.distributed.scenarios import (
     Stream,
     arguments,
     files,
+    ignoring,
     outcome,
     padded,
     processes,
     scenario,
     sentences,
     small_bert,
+    small_gpt,
 )
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
@@ -43,14 +45,9 @@ def make(
     """Returns a Trainer of a small language model on sentences; `given` are its arguments and theirs."""
     own = {name: given.pop(name) for name in ("callbacks", "eval_dataset") if name in given}
     rows = sentences(41, labels=False) if rows is None else rows
-    return Trainer(gpt() if model is None else model, spread(folder, config, **given), collate, rows, **own)
-
-
-def gpt(dropout: float = 0.0, layers: int = 2) -> GPT2LMHeadModel:
-    """Whose head is tied to its embedding."""
-    torch.manual_seed(0)
-    quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=layers, n_head=2, **quiet))
+    return Trainer(
+        small_gpt(layers=2) if model is None else model, spread(folder, config, **given), collate, rows, **own
+    )
 
 
 def blocks_of(model: nn.Module) -> list[str]:
@@ -92,14 +89,8 @@ def sharded_tokens(folder: str) -> dict[str, Any]:
 def sharded_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
     """With accumulation: a process has batches with nothing to learn in any place of an update."""
     rows = [{**row, "ignored": number % 16 < 8 or number % 8 < 4} for number, row in enumerate(sentences(45, False))]
-
-    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = padded(rows)
-        batch["labels"][torch.tensor([row["ignored"] for row in rows])] = -100
-        return batch
-
     settings = {"train_sampling_strategy": "sequential", "remove_unused_columns": False}
-    trainer = make(folder, rows=rows, collate=collate, gradient_accumulation_steps=3, **settings)
+    trainer = make(folder, rows=rows, collate=ignoring, gradient_accumulation_steps=3, **settings)
     trainer.train()
     return outcome(trainer)
 
@@ -107,11 +98,8 @@ def sharded_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
 @scenario
 def sharded_and_computed_again(folder: str) -> dict[str, Any]:
     """BERT for masked words, whose head is tied to the embeddings; activations are computed again."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes, **quiet))
-    trainer = make(folder, {"activation_checkpointing": True, "reshard_after_forward": False}, model)
+    config = {"activation_checkpointing": True, "reshard_after_forward": False}
+    trainer = make(folder, config, small_bert(BertForMaskedLM, layers=2))
     trainer.train()
     return outcome(trainer)
 
@@ -190,7 +178,7 @@ def sharded_in_bfloat16(folder: str) -> dict[str, Any]:
 def saved(folder: str, kind: str, resume: Any = None, **settings: Any) -> dict[str, Any]:
     """A run with dropout that evaluates, saves, and goes back to its best weights."""
     trainer = make(
-        folder, {"state_dict_type": kind}, gpt(dropout=0.1), sentences(43, labels=False),
+        folder, {"state_dict_type": kind}, small_gpt(dropout=0.1, layers=2), sentences(43, labels=False),
         eval_dataset=sentences(7, labels=False),
         **{
             "max_steps": 8, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2,

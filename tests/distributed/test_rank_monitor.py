@@ -51,9 +51,8 @@ def together(monkeypatch):
 
     def make(size: int) -> list[RankMonitor]:
         store = dist.HashStore()
-        begun.extend(RankMonitor(store, rank, size, "process 0") for rank in range(size))
-        for each in begun:
-            each.begin()
+        names = [f"process {rank} (pid {rank} on mac{rank})" for rank in range(size)]
+        begun.extend(RankMonitor(store, rank, names, "process 0") for rank in range(size))
         return begun
 
     yield make
@@ -200,9 +199,6 @@ def test_what_is_no_failed_exchange_asks_nobody(together, explained_by, error):
 
 def test_a_store_that_does_not_answer_keeps_nobody_waiting(together, explained_by, monkeypatch):
     first = together(2)[0]
-    until = time.monotonic() + 5
-    while len(first._names) < 2 and time.monotonic() < until:
-        time.sleep(0.01)
     monkeypatch.setattr(first, "_ask", lambda: time.sleep(20))
     begun = time.monotonic()
     said = explained_by(first, dist.DistNetworkError("Connection reset by peer"))

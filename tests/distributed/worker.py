@@ -1,7 +1,6 @@
 """Several processes, of which each makes all scenarios, or those named, and leaves what came of them in a folder.
 
-`python -m tests.distributed.worker SIZE FOLDER [NAME...]`. They are forked from this one, which has imported what they
-need: that takes longer than most scenarios do.
+`python -m tests.distributed.worker SIZE FOLDER [NAME...]`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
 from tests.distributed import collectives, messages, sharding, signals  # noqa: F401  add their scenarios
-from tests.distributed.launch import environment, free_port
+from tests.distributed.launch import fork
 from tests.distributed.scenarios import SCENARIOS
 
 
@@ -34,25 +33,6 @@ def make(rank: int, folder: str, names: list[str]) -> None:
         torch.save(came, os.path.join(folder, f"{name}-{rank}.pt"))
 
 
-def forked(rank: int, size: int, port: int, folder: str, names: list[str]) -> int:
-    """The id of the process of this rank."""
-    if (pid := os.fork()) != 0:
-        return pid
-    status = 1
-    try:
-        os.environ.update(environment(rank, size, port))
-        make(rank, folder, names)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
 if __name__ == "__main__":
-    size, folder, names, port = int(sys.argv[1]), sys.argv[2], sys.argv[3:] or list(SCENARIOS), free_port()
-    processes = [forked(rank, size, port, folder, names) for rank in range(size)]
-    ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in processes]
-    sys.exit(int(any(ended)))
+    size, folder, names = int(sys.argv[1]), sys.argv[2], sys.argv[3:] or list(SCENARIOS)
+    sys.exit(int(any(fork(size, lambda rank: make(rank, folder, names)))))

@@ -43,7 +43,7 @@ class Supervisor:
         self.monkeypatch.setattr(supervised, "_calls", Counter())
         for note in self.notes.iterdir():
             note.unlink()
-        supervision = Supervision("id", 9, tuple(self.restarts), str(self.notes))
+        supervision = Supervision("id", tuple(self.restarts), str(self.notes))
         self.monkeypatch.setenv(VARIABLE, supervision.variables()[VARIABLE])
 
     def end(self, status=1):
@@ -260,7 +260,7 @@ def test_progress_is_noted_at_steps_and_batches_of_evaluations(make_trainer, sup
 
 
 def test_torchrun_resumes_as_well(make_trainer, monkeypatch, whole):
-    for name, value in {"RUN_ID": "none", "RESTART_COUNT": "0", "MAX_RESTARTS": "3"}.items():
+    for name, value in {"RUN_ID": "none", "RESTART_COUNT": "0"}.items():
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
     monkeypatch.setattr(supervised, "_calls", Counter())
     fail(make_trainer({"callbacks": [Fails(5)]}, **SETTINGS))

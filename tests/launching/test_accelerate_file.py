@@ -7,7 +7,6 @@ import yaml
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.launching.accelerate_file import accelerate_file, convert
-from mps_trainer.launching.settings import LaunchSettings
 
 
 @pytest.fixture
@@ -25,25 +24,30 @@ def written_by_accelerate(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "converted"),
     [
-        ({"distributed_type": "NO", "num_processes": 1}, LaunchSettings(None, "no", None, 1)),
-        ({"distributed_type": "NO", "use_cpu": True, "num_processes": 1}, LaunchSettings("cpu", "no", None, 1)),
-        ({"distributed_type": "MULTI_CPU", "num_processes": 4}, LaunchSettings("cpu", "no", None, 4)),
+        ({"distributed_type": "NO", "num_processes": 1}, {"mixed_precision": "no", "num_processes": 1}),
+        (
+            {"distributed_type": "NO", "use_cpu": True, "num_processes": 1},
+            {"device": "cpu", "mixed_precision": "no", "num_processes": 1},
+        ),
+        (
+            {"distributed_type": "MULTI_CPU", "num_processes": 4},
+            {"device": "cpu", "mixed_precision": "no", "num_processes": 4},
+        ),
         (
             {"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "bf16", "gpu_ids": "all"},
-            LaunchSettings("cuda", "bf16", None, 2),
+            {"device": "cuda", "mixed_precision": "bf16", "num_processes": 2},
         ),
-        ({"distributed_type": "NO", "mixed_precision": "fp16"}, LaunchSettings(None, "fp16")),
+        ({"distributed_type": "NO", "mixed_precision": "fp16"}, {"mixed_precision": "fp16"}),
     ],
 )
 def test_convert_ignores_nothing_that_has_an_equivalent(written_by_accelerate, settings, converted):
-    found = convert(written_by_accelerate(**settings), "f")
-    assert (found.settings, found.ignored, found.is_accelerates) == (converted, {}, True)
+    assert convert(written_by_accelerate(**settings), "f") == (converted, {})
 
 
 def test_convert_knows_the_names_of_older_releases():
     values = {"distributed_type": "MPS", "mixed_precision": None, "num_processes": 1, "downcast_bf16": "no"}
-    assert convert(values, "f").settings == LaunchSettings("mps", None, None, 1)
-    assert convert({"distributed_type": "NO", "fp16": True}, "f").settings.mixed_precision == "fp16"
+    assert convert(values, "f")[0] == {"device": "mps", "num_processes": 1}
+    assert convert({"distributed_type": "NO", "fp16": True}, "f")[0] == {"mixed_precision": "fp16"}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +60,10 @@ def test_convert_knows_the_names_of_older_releases():
     ],
 )
 def test_convert_ignores_other_kinds_of_distribution_with_their_processes(written_by_accelerate, settings, ignored):
-    found = convert(written_by_accelerate(num_processes=8, mixed_precision="bf16", **settings), "f")
-    assert found.settings == LaunchSettings(mixed_precision="bf16")
-    assert set(found.ignored) == {"distributed_type", "num_processes", *ignored}
+    values = written_by_accelerate(num_processes=8, mixed_precision="bf16", **settings)
+    converted, reasons = convert(values, "f")
+    assert converted == {"mixed_precision": "bf16"}
+    assert set(reasons) == {"distributed_type", "num_processes", *ignored}
 
 
 def test_convert_names_every_ignored_key_that_would_change_a_run(written_by_accelerate):
@@ -74,16 +79,17 @@ def test_convert_names_every_ignored_key_that_would_change_a_run(written_by_acce
         "mpirun_config": {"mpirun_ccl": "1"},
         "mixed_precision": "fp8",
     }
-    found = convert({**written_by_accelerate(distributed_type="MULTI_GPU", **changing), "of_the_future": 1}, "f")
-    assert found.ignored.keys() == {*changing, "of_the_future"}
-    assert all(len(why) > 10 for why in found.ignored.values())
-    assert found.settings == LaunchSettings("cuda")
+    values = {**written_by_accelerate(distributed_type="MULTI_GPU", **changing), "of_the_future": 1}
+    converted, reasons = convert(values, "f")
+    assert reasons.keys() == {*changing, "of_the_future"}
+    assert all(len(why) > 10 for why in reasons.values())
+    assert converted == {"device": "cuda"}
 
 
 def test_convert_takes_nothing_of_another_computer():
-    found = convert({"compute_environment": "AMAZON_SAGEMAKER", "mixed_precision": "bf16"}, "f")
-    assert found.settings == LaunchSettings()
-    assert "AMAZON_SAGEMAKER" in found.ignored["compute_environment"]
+    converted, reasons = convert({"compute_environment": "AMAZON_SAGEMAKER", "mixed_precision": "bf16"}, "f")
+    assert converted == {}
+    assert "AMAZON_SAGEMAKER" in reasons["compute_environment"]
 
 
 @pytest.mark.parametrize("wrong", [{"num_processes": "two"}, {"mixed_precision": "half"}, {"use_cpu": "maybe"}])

@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.launching.config_file import in_force, load, load_target, write
-from mps_trainer.launching.settings import LaunchSettings, LoadedSettings
+from mps_trainer.launching.config_file import LoadedSettings, in_force, load, load_target, write
 
-SETTINGS = LaunchSettings("cpu", "no", True, 2, 0.5)
+SETTINGS = {"device": "cpu", "mixed_precision": "no", "mps_fallback": True, "num_processes": 2, "memory_fraction": 0.5}
 
 
 # 9 lists of 9 lists ...: some hundred bytes that would be 9**12 numbers if they were written out
@@ -34,14 +33,14 @@ def test_load_returns_what_write_wrote(tmp_path):
 
 
 def test_write_adds_the_defaults(tmp_path):
-    write(LaunchSettings(), tmp_path / "c.yaml")
+    write({}, tmp_path / "c.yaml")
     values = {"device": "auto", "mixed_precision": "no", "mps_fallback": False, "num_processes": 1}
     assert yaml.safe_load((tmp_path / "c.yaml").read_text()) == {**values, "memory_fraction": None}
 
 
 def test_load_of_an_empty_file_sets_nothing(tmp_path):
     (tmp_path / "c.yaml").write_text("# later\n")
-    assert load(tmp_path / "c.yaml").settings == LaunchSettings()
+    assert load(tmp_path / "c.yaml").settings == {}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_write_to_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch, owner, f
     with monkeypatch.context() as patch:
         patch.setattr(owner, failing, fail)
         with pytest.raises(MisconfigurationException, match="cannot be written: No space left on device"):
-            write(LaunchSettings("mps"), path)
+            write({"device": "mps"}, path)
     assert os.listdir(tmp_path) == ["c.yaml"]
     assert path.read_bytes() == before
 

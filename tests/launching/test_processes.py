@@ -8,7 +8,6 @@ import pytest
 
 from mps_trainer import DeviceUnavailableError, MachineFacts, MisconfigurationException
 from mps_trainer.launching.processes import check_machine, check_module
-from mps_trainer.launching.settings import LaunchSettings
 
 MAC = MachineFacts(
     system="Darwin",
@@ -27,13 +26,13 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 @pytest.mark.parametrize(
     ("facts", "settings", "kind"),
     [
-        (replace(MAC, environment=ON_CPU), LaunchSettings("cpu", num_processes=2), "cpu"),
-        (MAC, LaunchSettings("mps"), "mps"),
-        (PC, LaunchSettings(num_processes=8), "cpu"),
-        (GPUS, LaunchSettings("cuda", num_processes=2), "cuda"),
-        (GPUS, LaunchSettings("auto", num_processes=2), "cuda"),
+        (replace(MAC, environment=ON_CPU), {"device": "cpu", "num_processes": 2}, "cpu"),
+        (MAC, {"device": "mps"}, "mps"),
+        (PC, {"num_processes": 8}, "cpu"),
+        (GPUS, {"device": "cuda", "num_processes": 2}, "cuda"),
+        (GPUS, {"device": "auto", "num_processes": 2}, "cuda"),
         # a flag or the shell overrides the file, which names a GPU
-        (replace(GPUS, environment=ON_CPU), LaunchSettings("cuda", num_processes=4), "cpu"),
+        (replace(GPUS, environment=ON_CPU), {"device": "cuda", "num_processes": 4}, "cpu"),
     ],
 )
 def test_check_machine_takes_what_the_machine_can_do(facts, settings, kind):
@@ -43,10 +42,10 @@ def test_check_machine_takes_what_the_machine_can_do(facts, settings, kind):
 @pytest.mark.parametrize(
     ("facts", "settings", "says"),
     [
-        (MAC, LaunchSettings(num_processes=2), "^f: 2 processes on mps. A Mac has one GPU"),
-        (MAC, LaunchSettings("auto", num_processes=2), "^f: 2 processes on mps. A Mac has one GPU"),
-        (MAC, LaunchSettings("mps", num_processes=2), "^f: 2 processes on mps. A Mac has one GPU"),
-        (GPUS, LaunchSettings(num_processes=3), r"^f: 3 processes take one cuda device each.*has 2\."),
+        (MAC, {"num_processes": 2}, "^f: 2 processes on mps. A Mac has one GPU"),
+        (MAC, {"device": "auto", "num_processes": 2}, "^f: 2 processes on mps. A Mac has one GPU"),
+        (MAC, {"device": "mps", "num_processes": 2}, "^f: 2 processes on mps. A Mac has one GPU"),
+        (GPUS, {"num_processes": 3}, r"^f: 3 processes take one cuda device each.*has 2\."),
     ],
 )
 def test_check_machine_refuses_more_processes_than_devices(facts, settings, says):
@@ -57,7 +56,7 @@ def test_check_machine_refuses_more_processes_than_devices(facts, settings, says
 @pytest.mark.parametrize("device", ["mps", "cuda", "xpu"])
 def test_check_machine_refuses_a_named_gpu_that_is_not_there(device):
     with pytest.raises(MisconfigurationException, match=f"^my.yaml: accelerator='{device}' was requested") as refused:
-        check_machine(LaunchSettings(device), PC, "my.yaml")
+        check_machine({"device": device}, PC, "my.yaml")
     assert isinstance(refused.value.__cause__, DeviceUnavailableError)
 
 

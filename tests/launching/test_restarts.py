@@ -8,7 +8,6 @@ import pytest
 
 from mps_trainer.launching.restarts import (
     GPU,
-    LONGEST_PAUSE,
     MEMORY,
     OTHER,
     VARIABLE,
@@ -18,7 +17,6 @@ from mps_trainer.launching.restarts import (
     Supervision,
     announcement,
     decide,
-    pause,
 )
 
 AT_5 = Progress("/out", step=5, examples=8)
@@ -117,10 +115,6 @@ def test_restarts_are_used_up():
     assert decide(End(-6, "", AT_5), restarts, most=2) == Restart(2, "died of SIGABRT", AT_5)
 
 
-def test_pauses_grow():
-    assert [pause(number) for number in (1, 2, 3, 6, 7, 40)] == [1, 2, 4, 32, LONGEST_PAUSE, LONGEST_PAUSE]
-
-
 def test_the_line_about_a_restart():
     killed = decide(End(-9, "", AT_5), [], most=3)
     assert announcement(killed, 3, 1.0, "out/checkpoint-4") == (
@@ -136,15 +130,15 @@ def test_the_line_about_a_restart():
 
 def test_the_environment_carries_the_restarts():
     restarts = (Restart(1, "died", AT_5, 4, 1.5), Restart(2, "died"), Restart(3, "died", AT_5, 2))
-    supervision = Supervision("id", 3, restarts, "/notes")
+    supervision = Supervision("id", restarts, "/notes")
     assert Supervision.of(supervision.variables()) == supervision
     assert (supervision.examples("/out"), supervision.examples("/other")) == (2, None)
     assert list(supervision.variables()) == [VARIABLE]
 
 
 def test_torchrun_is_a_supervisor():
-    environ = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3"}
-    assert Supervision.of(environ) == Supervision("a", 3)
+    environ = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
+    assert Supervision.of(environ) == Supervision("a")
     again = Supervision.of({**environ, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert [restart.number for restart in again.restarts] == [2]
     assert Supervision.of({}) is None

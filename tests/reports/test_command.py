@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -37,6 +36,7 @@ def test_several_runs_are_compared_in_the_current_folder(recorded, capsys, monke
     [
         (["gone"], "gone does not exist. Name the output_dir of a training run."),
         (["empty"], "There is no training run in empty: "),
+        (["mine.html"], "mine.html is a file. Name the output_dir of a training run."),
         (["run", "gone"], "gone does not exist."),
         (["run", "--output", "mine.html"], "mine.html was not written by mps_trainer, and is kept."),
         (["run", "--output", "empty"], "empty was not written by mps_trainer, and is kept."),
@@ -73,11 +73,3 @@ def test_torch_is_not_loaded_for_it(recorded):
 def test_without_pygal_the_remedy_is_told(recorded, capsys, without_pygal):
     assert main(["report", str(recorded())]) == 2
     assert "pip install pygal" in capsys.readouterr().err
-
-
-def test_a_run_of_another_release_is_told(recorded, capsys):
-    folder = recorded()
-    record = json.loads((folder / "run_record.json").read_text())
-    (folder / "run_record.json").write_text(json.dumps({**record, "format": 2}))
-    assert main(["report", str(folder)]) == 2
-    assert "its format is 2, and this release reads 1" in capsys.readouterr().err

@@ -119,16 +119,6 @@ def test_a_damaged_state_is_told_in_a_line(tmp_path, state):
         record_of(str(tmp_path))
 
 
-def test_a_folder_without_a_run_and_none_at_all_are_told(tmp_path):
-    with pytest.raises(MisconfigurationException, match="There is no training run in"):
-        record_of(str(tmp_path))
-    with pytest.raises(MisconfigurationException, match="does not exist"):
-        record_of(str(tmp_path / "gone"))
-    (tmp_path / "file").touch()
-    with pytest.raises(MisconfigurationException, match="is a file"):
-        record_of(str(tmp_path / "file"))
-
-
 def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
     (tmp_path / NAME).touch()
     os.truncate(tmp_path / NAME, LARGEST + 1)  # takes no space
