@@ -34,23 +34,21 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def rows(count: int = 32) -> list[dict]:
-    numbers = torch.randint(0, 16, (count, 5), generator=torch.Generator().manual_seed(3))
+def rows(count: int = 32, seed: int = 3) -> list[dict]:
+    numbers = torch.randint(0, 16, (count, 5), generator=torch.Generator().manual_seed(seed))
     return [{"x": row, "labels": int(row.sum() % 2)} for row in numbers]
 
 
-def make(package, folder, trainer: dict | None = None, kind: type | None = None, **settings):
+def make(package, folder, kind: type | None = None, **settings):
     """Returns a Trainer of `package`."""
     defaults = {
-        **{"per_device_train_batch_size": 4, "max_steps": 5, "learning_rate": 1e-2, "weight_decay": 0.1},
-        **{"adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6},
+        **{"train_dataset": rows(), "eval_dataset": rows(8), "per_device_train_batch_size": 4, "max_steps": 5},
+        **{"learning_rate": 1e-2, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6},
     }
-    given = {"train_dataset": rows(), "eval_dataset": rows(8), **(trainer or {})}
-    if "model" not in given and "model_init" not in given:
+    if not settings.keys() & {"model", "model_init"}:
         torch.manual_seed(0)
-        given["model"] = Net()
-    model = given.pop("model", None)
-    return Library(package, folder).trainer(model, kind=kind, trainer=given, **{**defaults, **settings})
+        settings["model"] = Net()
+    return Library(package, folder).trainer(kind=kind, **{**defaults, **settings})
 
 
 def both(folder, kind=None, **how):

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 import mps_trainer
 
-from .conftest import Library, bert_classifier, sentences
+from .conftest import Library
 from .test_training import Plain
 
 
@@ -56,15 +56,12 @@ def fake_hub(monkeypatch):
     return StandIn(monkeypatch)
 
 
-def run_with(library, fake_hub, model=None, **settings):
+def run_with(library, fake_hub, **settings):
     fake_hub.uploads.clear()
     fake_hub.repositories.clear()
     pushing = {"push_to_hub": True, "hub_model_id": "tiny", "hub_always_push": True, "hub_token": "secret"}
     steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    data = {"train_dataset": sentences()}
-    trainer = library.trainer(model or bert_classifier(), trainer=data, **{**pushing, **steps, **settings})
-    trainer.train()
-    return trainer
+    return library.trained(**{**pushing, **steps, **settings})
 
 
 STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
@@ -88,14 +85,12 @@ def test_hub_strategy_uploads_files_of_transformers(both, fake_hub, strategy):
     assert len(ours[2]) == {"end": 2, "every_save": 4}.get(strategy, 6)
 
 
-def test_uploads_of_epochs_have_messages_of_transformers(both, fake_hub):
+def test_uploads_of_epochs_have_messages_of_transformers(assert_same_runs, fake_hub):
     def run(library):
         run_with(library, fake_hub, save_strategy="epoch", max_steps=-1, num_train_epochs=2)
         return list(fake_hub.uploads)
 
-    theirs, ours = both(run)
-    assert ours == theirs
-    assert ours[0][1] == "Training in progress, epoch 1"
+    assert assert_same_runs(run)[0][1] == "Training in progress, epoch 1"
 
 
 def test_no_upload_starts_while_another_runs(both, fake_hub):
@@ -110,14 +105,12 @@ def test_no_upload_starts_while_another_runs(both, fake_hub):
                 fake_hub.gate.set()
 
         fake_hub.gate.clear()
-        data = {"train_dataset": sentences(), "callbacks": [Opens()]}
         fake_hub.uploads.clear()
         settings = {"push_to_hub": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-        library.trainer(bert_classifier(), trainer=data, **settings).train()
+        library.trained(callbacks=[Opens()], **settings)
         return [upload[1] for upload in fake_hub.uploads], begun
 
-    theirs, ours = both(run)
-    assert ours == theirs == (["Training in progress, step 1"], [1])
+    assert both(run) == ((["Training in progress, step 1"], [1]),) * 2
 
 
 def test_nothing_is_uploaded_without_push_to_hub(fake_hub, tmp_path):
@@ -144,7 +137,7 @@ def test_token_without_write_access_is_refused_in_one_line(monkeypatch, tmp_path
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
     with pytest.raises(ValueError, match="hf auth login") as caught:
-        Library(mps_trainer, tmp_path).trainer(bert_classifier(), push_to_hub=True, hub_model_id="tiny")
+        Library(mps_trainer, tmp_path).trainer(push_to_hub=True, hub_model_id="tiny")
     assert "\n" not in str(caught.value)
 
 
@@ -161,9 +154,7 @@ def test_model_card_has_lines_of_transformers_card_offline(both, monkeypatch, se
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def run(library):
-        data = {"train_dataset": sentences(), "eval_dataset": sentences(8)}
-        steps = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1}
-        trainer = library.trained(bert_classifier(), trainer=data, **steps, **settings)
+        trainer = library.trained(max_steps=3, eval_strategy="steps", eval_steps=1, **settings)
         trainer.create_model_card(
             model_name="line", tags=["tiny"], license="mit", finetuned_from="base/line", language="en",
             tasks="text-classification", dataset_tags="glue", dataset="GLUE", dataset_args="mrpc",
@@ -179,7 +170,7 @@ def test_model_card_keeps_existing_tags(both):
     def run(library):
         library.folder.mkdir(parents=True)
         (library.folder / "README.md").write_text("---\ntags:\n- kept\n---\n# Mine\n")
-        library.trainer(bert_classifier()).create_model_card(tags="new", finetuned_from="base/line", model_name="line")
+        library.trainer().create_model_card(tags="new", finetuned_from="base/line", model_name="line")
         return (library.folder / "README.md").read_text()
 
     theirs, ours = both(run)

@@ -31,16 +31,15 @@ def seen(loader) -> list[list[int]]:
 
 @pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length"])
 @pytest.mark.parametrize("data", [rows, table, Stream], ids=lambda data: data.__name__)
-def test_evaluation_order_is_that_of_transformers(both, strategy, data):
+def test_evaluation_order_is_that_of_transformers(assert_same_runs, strategy, data):
     def run(library):
         trainer = make(library, data=data(), strategy=strategy, max_steps=2)
         return seen(trainer.get_eval_dataloader()), seen(trainer.get_test_dataloader(data()))
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
-def test_train_loader_iterated_by_hand_has_order_of_transformers(both):
+def test_train_loader_iterated_by_hand_has_order_of_transformers(assert_same_runs):
     def run(library):
         trainer = make(library)
         torch.manual_seed(7)
@@ -50,8 +49,7 @@ def test_train_loader_iterated_by_hand_has_order_of_transformers(both):
         loader.set_epoch(1)
         return [*orders, seen(loader)], len(loader), loader.total_batch_size, loader.total_dataset_length
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 def test_lowered_batch_size_reaches_the_train_loader(library):

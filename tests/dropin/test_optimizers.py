@@ -246,14 +246,14 @@ class Halves:
 @pytest.mark.parametrize("kind", [torch.optim.SGD, Halves])
 def test_optimizer_cls_and_kwargs_come_before_optim(kind, tmp_path):
     given = {"lr": 0.1, "momentum": 0.5}
-    assert_same_training(*both(tmp_path, trainer={"optimizer_cls_and_kwargs": (kind, given)}))
+    assert_same_training(*both(tmp_path, optimizer_cls_and_kwargs=(kind, given)))
     assert given == {"lr": 0.1, "momentum": 0.5}
 
 
 @pytest.mark.parametrize("name", ["params", "model"])
 def test_optimizer_kwargs_may_name_parameters(name, tmp_path):
     ours, theirs = (
-        make(package, tmp_path, trainer={"model": model, "optimizer_cls_and_kwargs": (torch.optim.SGD, settings)})
+        make(package, tmp_path, model=model, optimizer_cls_and_kwargs=(torch.optim.SGD, settings))
         for package in (mps_trainer, transformers)
         for model in [Net()]
         for settings in [{name: [model.head.weight], "lr": 0.1}]
@@ -272,9 +272,9 @@ def test_conflicting_optimizers_are_refused_as_in_transformers(tmp_path):
         {"optimizers": (None, schedule), "model_init": Net},
     ):
         with pytest.raises(RuntimeError, match="incompatible"):
-            make(transformers, tmp_path, given)
+            make(transformers, tmp_path, **given)
         with pytest.raises(RuntimeError, match="were given") as error:
-            make(mps_trainer, tmp_path, given)
+            make(mps_trainer, tmp_path, **given)
         assert isinstance(error.value, MisconfigurationException)
 
 
@@ -301,9 +301,9 @@ def test_second_train_keeps_optimizer_and_schedule_as_transformers(given, tmp_pa
             "both": {"model": model, "optimizers": (optimizer, schedule)},
             "schedule": {"model": model, "optimizers": (None, schedule)},
             "model_init": {"model_init": Net},
-        }.get(given)
+        }.get(given, {})
         kind = own_parts(package) if given == "subclass" else None
-        trainers.append(make(package, tmp_path, trainer, kind=kind))
+        trainers.append(make(package, tmp_path, kind, **trainer))
         results.append(train_twice(trainers[-1]))
     assert results[0] == results[1]
     assert_same_weights(*trainers)
@@ -338,8 +338,8 @@ def test_optimizer_with_modes_is_switched(tmp_path):
         def eval(self):
             told.append("eval")
 
-    given = {"optimizer_cls_and_kwargs": (Modes, {"lr": 0.1})}
-    for trainer in both(tmp_path, trainer=given, max_steps=2, eval_strategy="steps", eval_steps=1):
+    given = {"optimizer_cls_and_kwargs": (Modes, {"lr": 0.1}), "eval_strategy": "steps", "eval_steps": 1}
+    for trainer in both(tmp_path, max_steps=2, **given):
         told.clear()
         trainer.train()
         assert told == ["train", "eval", "train", "eval"]

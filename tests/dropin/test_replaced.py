@@ -10,8 +10,6 @@ from transformers import TrainerCallback
 
 from mps_trainer import Trainer
 
-from .conftest import bert_classifier, sentences
-
 
 class At(TrainerCallback):
     """Calls `work` at the first event of a kind."""
@@ -39,18 +37,13 @@ def with_new_schedule(trainer):
 @pytest.mark.parametrize("change", [with_sgd, with_new_schedule])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.1])
 def test_optimizer_or_schedule_replaced_by_callback_is_used(assert_same_runs, event, change, max_grad_norm):
-    sums = []
-
     def run(library):
-        settings = {"max_steps": 4, "max_grad_norm": max_grad_norm}
-        trainer = library.trainer(bert_classifier(), trainer={"train_dataset": sentences()}, **settings)
+        trainer = library.trainer(max_steps=4, max_grad_norm=max_grad_norm)
         trainer.add_callback(At(event, lambda: change(trainer)))
         trainer.train()
-        sums.append(sum(p.double().abs().sum().item() for p in trainer.model.parameters()))
-        return trainer
+        return trainer, trainer.model.state_dict()
 
     assert_same_runs(run)
-    assert sums[1] == pytest.approx(sums[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["log", "_get_learning_rate", "get_batch_samples", "_clip_grad_norm", "store_flos"])

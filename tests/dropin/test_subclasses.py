@@ -45,16 +45,13 @@ def recording(trainer_class: type, calls: list[str]) -> type:
 def test_overridden_methods_are_called_as_often_as_in_transformers(both):
     def run(library):
         calls: list[str] = []
-        data = {"train_dataset": sentences(), "eval_dataset": sentences(8)}
         settings = {
             "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 4,
             "load_best_model_at_end": True, "gradient_accumulation_steps": 2, "include_num_input_tokens_seen": "all",
         }  # fmt: skip
         kind = recording(library.module.Trainer, calls)
-        library.trained(bert_classifier(), kind=kind, trainer=data, **settings)
-        trainer = library.trainer(bert_classifier(), kind=kind, trainer=data, **{**settings, "max_steps": 6})
-        trainer.train(resume_from_checkpoint=True)
-        trainer.predict(sentences(8))
+        library.trained(kind=kind, **settings)
+        library.trained(kind=kind, resume=True, **{**settings, "max_steps": 6}).predict(sentences(8))
         return {name: calls.count(name) for name in HOOKS}
 
     theirs, ours = both(run)
@@ -139,11 +136,9 @@ def test_own_loss_gives_same_logs_and_no_warning(assert_same_runs, name):
         pytest.skip("transformers 5.20, the last for Python 3.10, has no loss_is_scaled_for_ga")
 
     def run(library):
-        trainer = library.trainer(
-            model(), kind=type("Own", (library.module.Trainer,), members),
-            trainer={"train_dataset": rows(), "eval_dataset": rows(9, seed=1)},
-            **{"per_device_train_batch_size": 2, "max_steps": 3, **settings},
-        )  # fmt: skip
+        own = {"kind": type("Own", (library.module.Trainer,), members), "train_dataset": rows()}
+        steps = {"per_device_train_batch_size": 2, "max_steps": 3}
+        trainer = library.trainer(model(), eval_dataset=rows(9, seed=1), **{**own, **steps, **settings})
         trainer.evaluate()
         with warnings.catch_warnings():
             warnings.filterwarnings("error", ".*loss_is_scaled_for_ga")
@@ -154,12 +149,11 @@ def test_own_loss_gives_same_logs_and_no_warning(assert_same_runs, name):
 
 
 def test_compute_loss_func_gives_same_logs(assert_same_runs):
-    data = {"train_dataset": sentences(), "eval_dataset": sentences(8), "compute_loss_func": given_loss}
     settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 3}
-    assert_same_runs(lambda library: library.trained(bert_classifier(), trainer=data, evaluate=True, **settings))
+    assert_same_runs(lambda library: library.trained(compute_loss_func=given_loss, evaluate=True, **settings))
 
 
-def test_own_prediction_step_gives_same_metrics(both):
+def test_own_prediction_step_gives_same_metrics(assert_same_runs):
     def run(library):
         class Step(library.module.Trainer):
             def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -171,12 +165,9 @@ def test_own_prediction_step_gives_same_metrics(both):
         def accuracy(prediction):
             return {"accuracy": (prediction.predictions == prediction.label_ids).mean()}
 
-        data = {"eval_dataset": sentences(9), "compute_metrics": accuracy}
-        trainer = library.trainer(bert_classifier(), kind=Step, trainer=data)
-        return [name for name in trainer.evaluate() if "_" in name], trainer.evaluate()["eval_accuracy"]
+        return library.trainer(kind=Step, eval_dataset=sentences(9), compute_metrics=accuracy).evaluate()
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 ATTRIBUTES = [
@@ -196,7 +187,7 @@ def test_attributes_of_transformers_exist_before_and_during_training(both):
             def on_step_end(self, args, state, control, **kwargs):
                 found.update({("during", name) for name in ATTRIBUTES if hasattr(trainer, name)})
 
-        trainer = library.trainer(bert_classifier(), trainer={"train_dataset": sentences()}, max_steps=1)
+        trainer = library.trainer(max_steps=1)
         found = {("before", name) for name in ATTRIBUTES if hasattr(trainer, name)}
         trainer.add_callback(Reads)
         trainer.train()
@@ -233,16 +224,15 @@ class Stream(IterableDataset):
         ({"max_steps": 7, "dataloader_drop_last": True}, Stream),
     ],
 )
-def test_set_initial_training_values_returns_sizes_of_transformers(both, settings, data):
+def test_set_initial_training_values_returns_sizes_of_transformers(assert_same_runs, settings, data):
     def run(library):
-        trainer = library.trainer(bert_classifier(), trainer={"train_dataset": data(sentences(18))}, **settings)
+        trainer = library.trainer(train_dataset=data(sentences(18)), **settings)
         return trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
-def test_subclass_changes_number_of_steps_and_final_metrics(both):
+def test_subclass_changes_number_of_steps_and_final_metrics(assert_same_runs):
     def run(library):
         class Own(library.module.Trainer):
             def set_initial_training_values(self, args, dataloader):
@@ -255,20 +245,19 @@ def test_subclass_changes_number_of_steps_and_final_metrics(both):
                 return output._replace(metrics={**output.metrics, "own": 1.0})
 
         seen = []
-        trainer = library.trainer(bert_classifier(), kind=Own, trainer={"train_dataset": sentences()}, max_steps=3)
+        trainer = library.trainer(kind=Own, max_steps=3)
         output = trainer.train()
         assert output.metrics["own"] == 1.0
         return seen, output.global_step, len(trainer.state.log_history)
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 def test_metrics_format_and_parallel_sizes_are_those_of_transformers(both):
     metrics = {"train_runtime": 12.345, "total_flos": 2.0**31, "train_loss": 0.123456, "epoch": 3.0}
 
     def run(library):
-        trainer = library.trainer(bert_classifier())
+        trainer = library.trainer()
         return trainer.get_tp_size(), trainer.get_cp_size(), trainer.get_sp_size()
 
     assert both(run) == ((1, 1, 1),) * 2
