@@ -3,8 +3,6 @@
 Finds tests that pass only on a quiet machine. The busy processes end with the command, whose exit status is returned.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

@@ -9,8 +9,6 @@ reaches counts as survived.
 mutmut loads this module as a pytest plugin as well, which chooses those tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ These heads cannot be trained by a Trainer, or not here, and are left out:
 - CausalImageModeling and MultimodalLM are CausalLM and ImageTextToText with other inputs.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import sys

@@ -1,7 +1,5 @@
 """Modules import no circle, the Trainer is one class, and no part imports it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

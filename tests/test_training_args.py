@@ -1,7 +1,5 @@
 """TrainingArguments: no device, folder or torch until asked; then one decision, and what follows from it."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import os

@@ -1,7 +1,5 @@
 """HfArgumentParser turns the arguments into flags, and reads them from a dictionary, a JSON and a YAML file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The enums stand in for transformers' own, in both directions."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

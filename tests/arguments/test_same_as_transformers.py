@@ -1,7 +1,5 @@
 """Names, types, defaults and derived values are those of transformers' own TrainingArguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import typing

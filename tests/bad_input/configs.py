@@ -1,7 +1,5 @@
 """JSON and YAML files of arguments, as the only argument of run_glue.py."""
 
-from __future__ import annotations
-
 import json
 
 from .cases import Case

@@ -1,7 +1,5 @@
 """The user's own data in CSV and JSON files."""
 
-from __future__ import annotations
-
 import json
 
 from .cases import NO_WEIGHTS, Case, split

@@ -1,7 +1,5 @@
 """Flags of run_glue.py that are unknown, of the wrong type, out of range, or contradict each other."""
 
-from __future__ import annotations
-
 from tests.examples.conftest import EXAMPLE
 
 from .cases import EMBEDDED_TASK, NO_WEIGHTS, TASK, TRAIN, TSV, TSV_FILES, Case, split

@@ -1,7 +1,5 @@
 """Benchmarks in their quick form, as they are started from a shell, or in this process."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The figures of device and machine beside the loss."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

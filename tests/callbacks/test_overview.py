@@ -1,7 +1,5 @@
 """The first lines of a run."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

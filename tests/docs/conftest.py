@@ -1,7 +1,5 @@
 """The model and the dataset that the pages use, and the modules that make the pages."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Reads the fenced blocks of README and the documentation, with the labels in the comments before them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

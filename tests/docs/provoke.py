@@ -1,7 +1,5 @@
 """Code that provokes each message of the page on troubleshooting, by its label. Each runs in its own folder."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import logging

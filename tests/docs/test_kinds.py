@@ -1,7 +1,5 @@
 """Each page is a tutorial, a how-to guide, reference or explanation, is short enough to read, and does not scroll."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

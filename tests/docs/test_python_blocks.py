@@ -1,7 +1,5 @@
 """Python in README and the documentation runs, page by page, from top to bottom; JSON can be read line by line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """README is short, says what was never tested before it gives figures, and its main command writes a curve."""
 
-from __future__ import annotations
-
 import re
 
 from .pages import ROOT

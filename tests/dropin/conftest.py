@@ -1,7 +1,5 @@
 """Runs of the same code with transformers' Trainer and with this package's."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

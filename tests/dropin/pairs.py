@@ -1,7 +1,5 @@
 """Makes Trainers of transformers and of this package with the same model, data and seed."""
 
-from __future__ import annotations
-
 import torch
 import transformers
 from torch import nn

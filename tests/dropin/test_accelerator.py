@@ -1,7 +1,5 @@
 """`trainer.accelerator` is Accelerate's own, with the settings and the behaviour it has in transformers."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

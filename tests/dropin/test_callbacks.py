@@ -1,7 +1,5 @@
 """transformers' own callbacks get the same events in the same order, and do the same."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run begun with transformers' Trainer resumes with this one, and the other way round."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

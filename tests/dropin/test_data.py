@@ -1,7 +1,5 @@
 """Batches, their order and the random numbers drawn for them are those of transformers' Trainer, side by side."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Both libraries have the numbers and behaviour that docs/differences.md states."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

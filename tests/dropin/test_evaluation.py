@@ -1,7 +1,5 @@
 """Metrics and predictions, number for number as in transformers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Uploads have the files, times and messages of transformers, as a stand-in for the hub records them."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The methods that make loaders, called or overridden, beside those of transformers' Trainer."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

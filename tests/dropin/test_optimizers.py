@@ -1,7 +1,5 @@
 """Optimizers and parameter groups of transformers' Trainer and this one, side by side on the CPU."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Models with PEFT adapters train, save, resume and load the best adapters as in transformers."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

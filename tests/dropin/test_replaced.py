@@ -1,7 +1,5 @@
 """Attributes and methods that code replaces during a run, or on the class itself, are used."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

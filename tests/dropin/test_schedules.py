@@ -1,7 +1,5 @@
 """Learning-rate schedules: transformers' Trainer and this one, side by side on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 from transformers.trainer_utils import SchedulerType
 

@@ -1,7 +1,5 @@
 """A script whose import is swapped has the same losses, metrics and files."""
 
-from __future__ import annotations
-
 import json
 import random
 import runpy

@@ -1,7 +1,5 @@
 """Hyper-parameter searches of this package and of transformers with the same sampler."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Seq2SeqTrainer generates, scores and pads as transformers' own does."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Subclasses written for transformers' Trainer: their overrides are called, and the attributes they read exist."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

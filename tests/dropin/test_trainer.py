@@ -1,7 +1,5 @@
 """Methods of the Trainer that scripts and subclasses call outside of `train()`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

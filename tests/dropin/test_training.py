@@ -1,7 +1,5 @@
 """The arguments change a run as in transformers: the logs are the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

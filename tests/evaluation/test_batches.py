@@ -1,7 +1,5 @@
 """The batches of an evaluation in one process; several are in tests/distributed."""
 
-from __future__ import annotations
-
 from mps_trainer.distributed import Processes
 from mps_trainer.evaluation.batches import in_step, with_last
 

@@ -1,7 +1,5 @@
 """Decides whether an evaluation is the best so far, and records it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

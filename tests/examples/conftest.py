@@ -1,7 +1,5 @@
 """Fixtures that run the scripts of the examples."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -5,8 +5,6 @@ again until it ends. What it has learned then must be, bit for bit, what an unin
 `--processes 2` it is two that train together, of which one is killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -1,7 +1,5 @@
 """Scripts of other authors for the series of restarts, with what they train on. They are run unchanged."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

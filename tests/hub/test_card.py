@@ -1,7 +1,5 @@
 """The card names data, device and versions, and does not overwrite a card that somebody else wrote."""
 
-from __future__ import annotations
-
 import logging
 import platform
 

@@ -1,7 +1,5 @@
 """The command of the README as people type it, with the hub it loads from replaced and nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """An upload copies the right files, and joins the push that is under way."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -3,8 +3,6 @@
 All run in one process, because importing the libraries takes longer than the training. A failed page ends it with 1.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mps-trainer check` traces trainers of other libraries, on this Trainer and on transformers', in their precision."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

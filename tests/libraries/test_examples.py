@@ -1,7 +1,5 @@
 """train.py of language modeling and of sentence embeddings learns from local files, and the pages' Python runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Trainers of TRL, sentence-transformers and SetFit train, evaluate and save as with transformers' own Trainer."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """torchao's AdamW in 8 and 4 bits trains uncompiled on the CPU and mps, resumes, and saves memory."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Models that bitsandbytes loads in 4 and 8 bits train adapters, resume, evaluate and merge, on the CPU and on mps."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

@@ -1,7 +1,5 @@
 """Tiny models with random weights and their data, for the examples and the pages that need TRL and others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -8,8 +8,6 @@ precision that the library chooses. Each has a folder of its name. All are train
 the libraries takes longer than the training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

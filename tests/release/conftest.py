@@ -1,7 +1,5 @@
 """A checkout to build from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

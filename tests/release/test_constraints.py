@@ -1,7 +1,5 @@
 """constraints.txt and the scripts that write and check it."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The README on PyPI, where no repository is around it."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

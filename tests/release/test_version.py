@@ -1,7 +1,5 @@
 """The version stands in one file, and what repeats it agrees."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

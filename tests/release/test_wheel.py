@@ -1,7 +1,5 @@
 """A wheel built from the sdist, installed outside the checkout: what it has, and that it runs there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The workflows name what exists."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re

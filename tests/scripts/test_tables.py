@@ -1,7 +1,5 @@
 """Tables are read as they are, or refused in one line that names the place."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A search reports objectives and metrics to its back end."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import SimpleNamespace

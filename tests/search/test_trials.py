@@ -1,7 +1,5 @@
 """A run that is a trial: its model, its arguments, its folder, and its entries in the state."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Messages refer to pages that exist, and that the reader can open."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import re
