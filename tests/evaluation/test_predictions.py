@@ -1,4 +1,4 @@
-"""Batches joined once are what transformers makes of them one by one."""
+"""Batches of an evaluation, and their predictions, which are those that transformers joins one by one."""
 
 from collections import OrderedDict
 
@@ -8,6 +8,8 @@ import torch
 from torch.utils._pytree import tree_flatten
 from transformers.trainer_pt_utils import EvalLoopContainer
 
+from mps_trainer.distributed import Processes
+from mps_trainer.evaluation.batches import in_step, with_last
 from mps_trainer.evaluation.predictions import Predictions, mean_loss
 
 
@@ -98,3 +100,15 @@ def test_batches_are_copied_to_the_host_once(mps):
 )
 def test_the_mean_loss_leaves_out_what_is_not_finite(losses, finite_only, expected):
     assert mean_loss(None if losses is None else np.array(losses), finite_only) == expected
+
+
+# The batches of one process; several are in tests/distributed
+
+
+def test_one_process_alone_has_its_batches_and_no_others():
+    assert list(in_step([1, 2], Processes())) == [(1, True), (2, True)]
+    assert list(in_step([], Processes())) == []
+
+
+def test_the_last_batch_is_known_while_it_is_worked_on():
+    assert list(with_last("abc")) == [("a", False), ("b", False), ("c", True)]
