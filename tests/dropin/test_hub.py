@@ -10,13 +10,11 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
-from torch import nn
 from transformers import TrainerCallback
 
 import mps_trainer
 
 from .conftest import Library
-from .test_training import Plain
 
 
 class StandIn:
@@ -91,29 +89,28 @@ def test_uploads_of_epochs_have_messages_of_transformers(assert_same_runs, fake_
     assert assert_same_runs(run)[0][1] == "Training in progress, epoch 1"
 
 
-def test_no_upload_starts_while_another_runs(both, fake_hub):
+@pytest.mark.parametrize("always", [False, True])
+def test_no_upload_starts_while_another_runs_unless_asked(both, fake_hub, always):
     def run(library):
-        begun = []
+        begun, jobs = [], []
 
         class Opens(TrainerCallback):
             def on_push_begin(self, args, state, control, **kwargs):
                 begun.append(state.global_step)
 
             def on_train_end(self, args, state, control, **kwargs):
+                jobs.append(len(trainer.push_in_progress.jobs))
                 fake_hub.gate.set()
 
         fake_hub.gate.clear()
         fake_hub.uploads.clear()
         settings = {"push_to_hub": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-        library.trained(callbacks=[Opens()], **settings)
-        return [upload[1] for upload in fake_hub.uploads], begun
+        trainer = library.trainer(callbacks=[Opens()], hub_always_push=always, **settings)
+        trainer.train()
+        return [upload[1] for upload in fake_hub.uploads], begun, jobs
 
-    assert both(run) == ((["Training in progress, step 1"], [1]),) * 2
-
-
-def test_nothing_is_uploaded_without_push_to_hub(fake_hub, tmp_path):
-    run_with(Library(mps_trainer, tmp_path), fake_hub, push_to_hub=False)
-    assert fake_hub.uploads == fake_hub.repositories == []
+    steps = [1, 2, 3] if always else [1]
+    assert both(run) == (([f"Training in progress, step {step}" for step in steps], steps, [len(steps)]),) * 2
 
 
 def test_failed_uploads_are_warned_of_and_training_goes_on(fake_hub, tmp_path, caplog):
@@ -174,10 +171,3 @@ def test_model_card_keeps_existing_tags(both):
     theirs, ours = both(run)
     assert "- kept" in ours
     assert lacks(ours, theirs) == []
-
-
-def test_module_without_configuration_has_a_model_card(tmp_path):
-    assert not hasattr(nn.Module(), "config")
-    trainer = Library(mps_trainer, tmp_path).trainer(Plain())
-    trainer.create_model_card(model_name="plain")
-    assert "# plain" in (tmp_path / "README.md").read_text()

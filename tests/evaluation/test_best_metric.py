@@ -45,10 +45,6 @@ def test_the_step_of_the_best_is_not_recorded_where_nothing_is_saved():
     assert (state.best_metric, state.best_global_step) == (1, None)
 
 
-def test_without_a_metric_none_is_the_best():
-    assert not record_if_best(settings(metric=None), TrainerState(), {"eval_f1": 1}, number)
-
-
 def test_the_metric_may_be_named_with_its_prefix_and_has_to_be_there():
     assert watched_metric(settings("eval_f1"), {"eval_f1": 2}, number) == 2
     with pytest.raises(UnknownMetricError, match="'f1' is not among the metrics of the evaluation: eval_loss"):

@@ -8,8 +8,6 @@ import torch
 from torch.utils._pytree import tree_flatten
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from mps_trainer.distributed import Processes
-from mps_trainer.evaluation.batches import in_step, with_last
 from mps_trainer.evaluation.predictions import Predictions, mean_loss
 
 
@@ -68,10 +66,6 @@ def test_arrays_are_those_of_transformers(batches, join, every):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_nothing_added_is_nothing():
-    assert Predictions(Args()).arrays() == [None] * 4
-
-
 def test_rows_are_sorted_into_the_order_of_the_dataset():
     kept = Predictions(Args())
     kept.add(torch.tensor(0.5), 3, torch.tensor([20, 0, 10]), torch.tensor([2, 0, 1]), torch.zeros(1))
@@ -103,12 +97,3 @@ def test_the_mean_loss_leaves_out_what_is_not_finite(losses, finite_only, expect
 
 
 # The batches of one process; several are in tests/distributed
-
-
-def test_one_process_alone_has_its_batches_and_no_others():
-    assert list(in_step([1, 2], Processes())) == [(1, True), (2, True)]
-    assert list(in_step([], Processes())) == []
-
-
-def test_the_last_batch_is_known_while_it_is_worked_on():
-    assert list(with_last("abc")) == [("a", False), ("b", False), ("c", True)]

@@ -11,7 +11,7 @@ import pytest
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER
-from tests.faults.kill import MOST_KILLS, Harness, schedule
+from tests.faults.kill import Harness
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
@@ -75,13 +75,6 @@ def test_compare_names_the_difference(tmp_path, changed, verdict):
     assert Harness.compare(tmp_path, OUTCOME, 0) == verdict
     (tmp_path / "log.txt").write_text("Traceback\nValueError: no such checkpoint\n\n")
     assert Harness.compare(tmp_path, OUTCOME, 1) == "could not resume: ValueError: no such checkpoint"
-
-
-def test_kill_schedule_depends_on_seed_and_trial_alone():
-    one, other = schedule(0, 3), schedule(0, 3)
-    assert one[1] == other[1]
-    assert one[0].random() == other[0].random()
-    assert len({*schedule(0, 3)[1], *schedule(0, 4)[1], *schedule(1, 3)[1]}) == 3 * MOST_KILLS
 
 
 def test_page_shows_results_of_both_libraries_with_same_settings():

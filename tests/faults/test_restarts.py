@@ -15,8 +15,8 @@ from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER
 from tests.cli.test_doctor import run as command
 from tests.faults import scripts
-from tests.faults.restarted import FAULTS, OUTCOME
-from tests.faults.restarts import KINDS, VARIANTS, Series, Trial, figures, run
+from tests.faults.restarted import OUTCOME
+from tests.faults.restarts import KINDS, VARIANTS, Series, run
 from tests.faults.test_kill import RESULTS
 
 DEVICES = ("cpu", "mps")
@@ -62,18 +62,6 @@ def test_bad_script_ends_after_one_try_with_its_own_error(tmp_path, bad):
     assert "Restart" not in done.stderr
 
 
-def test_every_kind_of_fault_of_a_series_exists():
-    assert set(KINDS) < set(FAULTS)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "is_good"),
-    [("identical", True), ("within 1e-05", True), ("weights are 1.0e-03 apart", False), ("status 1: no", False)],
-)
-def test_good_trials(verdict, is_good):
-    assert Trial("plain", "cpu", [], verdict, 2).is_good == is_good
-
-
 def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
     monkeypatch.setattr(Series, "undisturbed", lambda *_: {"operators": 4000})
     monkeypatch.setattr(Series, "compare", lambda *_: ("identical", 2))
@@ -93,18 +81,6 @@ def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
         (variant, device) for variant in VARIANTS if variant not in absent for device in DEVICES
     }
     assert capsys.readouterr().out.startswith("Its library is not installed, so there are no trials of TRL, sft.py.")
-
-
-def test_figures_count_trials_starts_and_faults():
-    trials = [
-        Trial("plain", "cpu", [("hang", 5), ("SIGKILL", 9)], "identical", 3),
-        Trial("TRL, sft.py", "mps", [("hang", 7)], "weights are 1.0e-03 apart", 2),
-    ]
-    found = figures(trials)
-    assert (found["trials"], found["good"], found["starts"]) == (2, 1, 5)
-    assert found["faults"] == {"SIGKILL": 1, "hang": 2}
-    assert found["scripts"] == {"this series": 1, "TRL, sft.py": 1}
-    assert found["versions"]["torch"].startswith("2.")
 
 
 def test_result_of_the_series_is_whole():
