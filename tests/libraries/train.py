@@ -143,41 +143,21 @@ def of_trl(name: str, make_row: Any, model: Any = llama, module: str = "trl", **
     return trainer(model(), args=args, processing_class=tokenizer(), **given, **of_data(make_row))
 
 
-def dpo() -> Any:
-    return of_trl("DPO", preferences, max_length=32)
-
-
-def orpo() -> Any:
-    return of_trl("ORPO", preferences, module="trl.experimental.orpo", max_length=32)
-
-
-def kto() -> Any:
-    def rated() -> dict[str, Any]:
-        return {"prompt": text(), "completion": " " + text(), "label": DRAW.random() < 0.5}
-
-    return of_trl("KTO", rated, max_length=32)
-
-
-def reward() -> Any:
-    def model() -> Any:
-        return llama(transformers.LlamaForSequenceClassification, num_labels=1)
-
-    return of_trl("Reward", lambda: {"chosen": text(), "rejected": text()}, model, max_length=32)
+def rated() -> dict[str, Any]:
+    return {"prompt": text(), "completion": " " + text(), "label": DRAW.random() < 0.5}
 
 
 def length_reward(completions: Any, **_: Any) -> list[float]:
     return [float(len(set(completion)) + len(completion)) for completion in completions]
 
 
-GENERATED = {"reward_funcs": length_reward, "num_generations": 2, "max_completion_length": 8}
+def generating(name: str) -> Any:
+    settings = {"reward_funcs": length_reward, "num_generations": 2, "max_completion_length": 8}
+    return of_trl(name, lambda: {"prompt": text()}, **settings)
 
 
-def grpo() -> Any:
-    return of_trl("GRPO", lambda: {"prompt": text()}, **GENERATED)
-
-
-def rloo() -> Any:
-    return of_trl("RLOO", lambda: {"prompt": text()}, **GENERATED)
+def reward_model() -> Any:
+    return llama(transformers.LlamaForSequenceClassification, num_labels=1)
 
 
 def bi_encoder() -> Any:
@@ -228,11 +208,19 @@ def setfit() -> Any:
 
 
 TRAINERS = {
-    trainer.__name__: trainer
-    for trainer in (
-        *(sft, sft_lora, sft_4bit, dpo, orpo, kto, reward, grpo, rloo),
-        *(bi_encoder, cross_encoder, sparse, setfit),
-    )
+    "sft": sft,
+    "sft_lora": sft_lora,
+    "sft_4bit": sft_4bit,
+    "dpo": lambda: of_trl("DPO", preferences, max_length=32),
+    "orpo": lambda: of_trl("ORPO", preferences, module="trl.experimental.orpo", max_length=32),
+    "kto": lambda: of_trl("KTO", rated, max_length=32),
+    "reward": lambda: of_trl("Reward", lambda: {"chosen": text(), "rejected": text()}, reward_model, max_length=32),
+    "grpo": lambda: generating("GRPO"),
+    "rloo": lambda: generating("RLOO"),
+    "bi_encoder": bi_encoder,
+    "cross_encoder": cross_encoder,
+    "sparse": sparse,
+    "setfit": setfit,
 }
 
 
