@@ -1,15 +1,12 @@
 """transformers' own callbacks get the same events in the same order, and do the same."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from mps_trainer import MisconfigurationException
-from tests import HUNG_AFTER
+from tests import run_python
 
 from .conftest import sentences
 
@@ -148,8 +145,7 @@ def test_tensorboard_gets_same_scalars(assert_same_runs, monkeypatch):
 
 
 SIGNALLED = """
-import os, signal, sys
-sys.path[:0] = [{root!r}]
+import os, signal
 from transformers import TrainerCallback
 from {module} import Trainer, TrainingArguments
 from tests.dropin.conftest import bert_classifier, sentences
@@ -173,9 +169,7 @@ print("stopped at", trainer.state.global_step)
 @pytest.mark.integration
 @pytest.mark.parametrize("module", [pytest.param("transformers", marks=pytest.mark.acceptance), "mps_trainer"])
 def test_process_saves_before_it_ends_on_sigterm(tmp_path, module):
-    root = str(Path(__file__).parents[2])
-    code = SIGNALLED.format(root=root, module=module, folder=str(tmp_path / "run"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG_AFTER)
+    done = run_python("-c", SIGNALLED.format(module=module, folder=str(tmp_path / "run")))
     assert done.returncode == 0, done.stderr
     step = int(re.search(r"stopped at (\d+)", done.stdout)[1])
     (saved,) = (tmp_path / "run").glob("checkpoint-*")

@@ -12,9 +12,10 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tests import ROOT
+
 from .conftest import assert_same
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "dropin" / "scripts" / "finetune.py"
 WORDS = [f"w{i}" for i in range(40)]
 SIZES = {

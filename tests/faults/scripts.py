@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import ROOT
 from tests.dropin.test_scripts import WORDS, configuration, tokenizer
 
-ROOT = Path(__file__).parents[2]
 EMBEDDED = ROOT / "examples" / "text-classification" / "embedded"
 STEPS = 24
 FLAGS = {

@@ -2,18 +2,15 @@
 
 import json
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from mps_trainer.cli.supervisor import PAUSE
-from mps_trainer.simulator import SimulatorUnavailableError
-from mps_trainer.simulator.build import load_extension
-from tests import HUNG_AFTER
+from tests import run_python
 from tests.cli.test_doctor import run as command
+from tests.conftest import on_device
 from tests.faults import scripts
 from tests.faults.restarted import OUTCOME
 from tests.faults.restarts import KINDS, VARIANTS, Series, run
@@ -39,13 +36,9 @@ BAD_SCRIPTS = {
 @pytest.mark.integration
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_runs_that_die_at_random_end_as_undisturbed_ones(device):
-    if device == "mps":
-        try:
-            load_extension()
-        except SimulatorUnavailableError as error:
-            pytest.skip(str(error))
-    words = [sys.executable, "-m", "tests.faults.restarts", "--trials", "2", "--device", device, "--seed", "1"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=HUNG_AFTER)
+    with on_device(device):  # skips the test where there is none
+        pass
+    done = run_python("-m", "tests.faults.restarts", "--trials", 2, "--device", device, "--seed", 1)
     assert f"2 of 2 ended as without faults on {device}" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
     assert int(re.search(r"(\d+) starts;", done.stdout)[1]) >= 4

@@ -7,10 +7,9 @@ import sys
 import traceback
 from pathlib import Path
 
+from tests import ROOT
 from tests.docs.pages import blocks_of
 from tests.libraries.tiny import chats, pairs, write_bert, write_llama
-
-ROOT = Path(__file__).parents[2]
 
 
 def run_page(name: str) -> None:

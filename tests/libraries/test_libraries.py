@@ -12,9 +12,8 @@ import pytest
 
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import build_device
-from tests import HUNG_AFTER
+from tests import HUNG_AFTER, ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
 TRAINERS = {
     "trl": ["sft", "sft_lora", "dpo", "orpo", "kto", "reward", "grpo", "rloo"],
@@ -131,9 +130,7 @@ def can_simulate() -> bool:
 def test_check_traces_trainer_of_library(library, name, trainer, tmp_path):
     report = tmp_path / "report.json"
     script = [str(SCRIPT), str(tmp_path / "runs"), f"{name}@default", *trainer]
-    command = [sys.executable, "-m", "mps_trainer", "check", "--json", str(report), *script]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=HUNG_AFTER)
+    ended = run_python("-m", "mps_trainer", "check", "--json", report, *script)
     assert ended.returncode == 0, ended.stderr
     assert "Keep the value on the device" not in ended.stdout  # the waits are the libraries'
     found = json.loads(report.read_text())

@@ -32,14 +32,14 @@ import transformers
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from tests.tiny import tiny
+
 WORDS = [f"w{i}" for i in range(40)]
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "<s>", "</s>"]
 CHAT = (
     "{% for message in messages %}{{ '<s> ' + message['content'] + ' </s> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s> ' }}{% endif %}"
 )
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-SIZES |= {"vocab_size": 48, "max_position_embeddings": 64}
 NAMES = [word for word in sys.argv[2:] if not word.startswith("--")]
 RUN = {
     "output_dir": "out", "max_steps": 5, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5,
@@ -67,17 +67,13 @@ def tokenizer(*, classifier: bool = False) -> Any:
 
 def llama(kind: Any = transformers.LlamaForCausalLM, **settings: Any) -> Any:
     """Returns a Llama read from a folder, from which TRL reads the model of reference again."""
-    torch.manual_seed(0)
-    sizes = {**SIZES, "pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 6, **settings}
-    config = transformers.LlamaConfig(**sizes)
-    kind(config).save_pretrained("llama")
+    tiny(kind, bos_token_id=5, eos_token_id=6, **settings).save_pretrained("llama")
     return kind.from_pretrained("llama")
 
 
 def folder_of_bert(kind: Any = transformers.BertModel, **settings: Any) -> str:
     """Returns a folder with a BERT and its tokenizer, as sentence-transformers loads them."""
-    torch.manual_seed(0)
-    kind(transformers.BertConfig(**SIZES, pad_token_id=0, **settings)).save_pretrained("bert")
+    tiny(kind, **settings).save_pretrained("bert")
     tokenizer(classifier=True).save_pretrained("bert")
     return "bert"
 

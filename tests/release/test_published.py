@@ -2,14 +2,13 @@
 
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from mps_trainer.version import __version__
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 WHERE = "https://host.example/owner/name"
 
 
