@@ -25,15 +25,19 @@ class Library:
 
     module: Any
     folder: Path
+    prefix: str = ""  # of the classes' names
 
     @property
     def is_ours(self) -> bool:
         return self.module is mps_trainer
 
+    def kind(self, name: str) -> Any:
+        return getattr(self.module, self.prefix + name)
+
     def args(self, **settings: Any) -> Any:
         """Returns arguments for a quiet run on the CPU that logs each step and saves only if `settings` say so."""
         quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
-        return self.module.TrainingArguments(output_dir=str(self.folder), **{**quiet, **settings})
+        return self.kind("TrainingArguments")(output_dir=str(self.folder), **{**quiet, **settings})
 
     def trainer(self, model: Any = None, *, kind: type | None = None, **settings: Any):
         """Returns a Trainer, or one of `kind`; settings go to it or to its arguments, by their names."""
@@ -41,7 +45,7 @@ class Library:
         given |= {name: settings.pop(name) for name in OF_TRAINER & settings.keys()}
         if "model_init" not in given:
             given["model"] = bert_classifier() if model is None else model
-        return (kind or self.module.Trainer)(args=self.args(**settings), **given)
+        return (kind or self.kind("Trainer"))(args=self.args(**settings), **given)
 
     def trained(self, model: Any = None, *, resume: Any = None, evaluate: bool = False, **how: Any):
         """Returns a Trainer, made with `how` as by `trainer()`, that has trained and, if asked, evaluated."""

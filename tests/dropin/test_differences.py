@@ -1,5 +1,7 @@
 """Both libraries have the numbers and behaviour that docs/differences.md states."""
 
+import dataclasses
+
 import pytest
 import torch
 import transformers
@@ -52,10 +54,8 @@ def test_create_optimizer_and_scheduler_is_called_here_only(library):
 def test_eval_loss_of_seq2seq_trainer_weighs_by_examples_here(library, count):
     model = tiny("T5ForConditionalGeneration", initializer_factor=5.0).eval()
     rows = [{name: torch.randint(3, 64, (5,)) for name in ("input_ids", "labels")} for _ in range(count)]
-    args = library.module.Seq2SeqTrainingArguments(
-        str(library.folder), per_device_eval_batch_size=4, use_cpu=True, disable_tqdm=True, report_to="none"
-    )
-    loss = library.module.Seq2SeqTrainer(model, args, eval_dataset=rows).evaluate()["eval_loss"]
+    seq2seq = dataclasses.replace(library, prefix="Seq2Seq")
+    loss = seq2seq.trainer(model, eval_dataset=rows, per_device_eval_batch_size=4).evaluate()["eval_loss"]
     with torch.no_grad():
         each = [model(**{name: ids[None] for name, ids in row.items()}).loss.item() for row in rows]
     batches = [each[begin : begin + 4] for begin in range(0, count, 4)]

@@ -12,15 +12,12 @@ from tests.dropin.conftest import Library
 from tests.dropin.test_data import BATCH, SIZE, Bag, Stream, pad, rows, table
 
 
-def make(library, override=object, data=None, model=None, collator=pad, strategy=None, given=None, **settings):
-    sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH}
-    args = library.args(**{**sizes, **settings})
-    if strategy is not None:
-        args.train_sampling_strategy = strategy
-    kind = library.module.Trainer
-    kind = kind if override is object else type("Subclass", (override, kind), {})
+def make(library, override=None, data=None, **settings):
+    kind = type("Subclass", (override, library.module.Trainer), {}) if override else None
     data = rows() if data is None else data
-    return kind(model or Bag(), args, collator, **{"train_dataset": data, "eval_dataset": data, **(given or {})})
+    defaults = {"model": Bag(), "data_collator": pad, "train_dataset": data, "eval_dataset": data}
+    sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH}
+    return library.trainer(kind=kind, **{**defaults, **sizes, **settings})
 
 
 def seen(loader) -> list[list[int]]:
@@ -31,7 +28,7 @@ def seen(loader) -> list[list[int]]:
 @pytest.mark.parametrize("data", [rows, table, Stream], ids=lambda data: data.__name__)
 def test_evaluation_order_is_that_of_transformers(assert_same_runs, strategy, data):
     def run(library):
-        trainer = make(library, data=data(), strategy=strategy, max_steps=2)
+        trainer = make(library, data=data(), train_sampling_strategy=strategy, max_steps=2)
         return seen(trainer.get_eval_dataloader()), seen(trainer.get_test_dataloader(data()))
 
     assert_same_runs(run)
@@ -69,7 +66,7 @@ def test_signature_columns_of_subclass_are_kept(library):
             kept.update(*items)
             return pad(items)
 
-        seen(make(library, Named, data, collator=collate, max_steps=2).get_train_dataloader())
+        seen(make(library, Named, data, data_collator=collate, max_steps=2).get_train_dataloader())
         assert kept == {"input_ids", "labels", "idx"}
 
 
@@ -121,7 +118,7 @@ def test_list_of_batches_may_be_the_train_loader(library):
         def num_examples(self, dataloader):
             return 6
 
-    trainer = make(library, Listed, num_train_epochs=2, given={"train_dataset": None})
+    trainer = make(library, Listed, num_train_epochs=2, train_dataset=None)
     trainer.train()
     assert trainer.model.seen == [[0, 1], [2, 3], [4, 5]] * 2
 
@@ -129,7 +126,7 @@ def test_list_of_batches_may_be_the_train_loader(library):
 @pytest.mark.parametrize("persistent", [True, False])
 def test_evaluation_loader_is_kept_only_if_its_workers_persist(library, persistent):
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": persistent}
-    trainer = make(library, given={"eval_dataset": {"a": rows(), "b": rows(6)}}, **settings)
+    trainer = make(library, eval_dataset={"a": rows(), "b": rows(6)}, **settings)
     assert (trainer.get_eval_dataloader("a") is trainer.get_eval_dataloader("a")) == persistent
     assert trainer.get_eval_dataloader("a") is not trainer.get_eval_dataloader("b")
     assert len(trainer.get_eval_dataloader("b").dataset) == 6
@@ -156,7 +153,7 @@ def test_num_tokens_counts_input_ids():
 
 
 def test_missing_datasets_are_a_value_error(library):
-    trainer = make(library, given={"train_dataset": None, "eval_dataset": None})
+    trainer = make(library, train_dataset=None, eval_dataset=None)
     for get in (trainer.get_train_dataloader, trainer.get_eval_dataloader):
         with pytest.raises(ValueError, match=r"train_dataset|eval_dataset"):
             get()
@@ -164,7 +161,7 @@ def test_missing_datasets_are_a_value_error(library):
 
 def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog):
     grouped, plain = (
-        make(Library(mps_trainer, tmp_path), data=Stream(), strategy=strategy, max_steps=2)
+        make(Library(mps_trainer, tmp_path), data=Stream(), train_sampling_strategy=strategy, max_steps=2)
         for strategy in ("group_by_length", "random")
     )
     with caplog.at_level(logging.WARNING):
@@ -173,7 +170,7 @@ def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog):
 
 
 def test_examples_without_length_cannot_be_grouped(library):
-    trainer = make(library, data=examples(8), model=Classifier(), strategy="group_by_length")
+    trainer = make(library, data=examples(8), model=Classifier(), train_sampling_strategy="group_by_length")
     with pytest.raises(ValueError, match="'input_ids'"):
         trainer.get_train_dataloader()
 
@@ -183,7 +180,7 @@ def test_lengths_are_those_of_first_input_of_processing_class(library):
         model_input_names = ("sounds",)
 
     data = [{"sounds": [0] * (1 + i % 7), "input_ids": [i], "labels": 0} for i in range(SIZE)]
-    trainer = make(library, data=data, strategy="group_by_length", given={"processing_class": Reader()})
+    trainer = make(library, data=data, train_sampling_strategy="group_by_length", processing_class=Reader())
     assert list(trainer._get_train_sampler().lengths) == [1 + i % 7 for i in range(SIZE)]
 
 

@@ -39,12 +39,9 @@ def shifted(count: int):
     return [{**row, "decoder_input_ids": model._shift_right(row["labels"][None])[0]} for row in rows]
 
 
-def seq2seq(library, model=None, trainer=None, **settings):
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
-    args = library.module.Seq2SeqTrainingArguments(
-        output_dir=str(library.folder), **{**quiet, "predict_with_generate": True, **settings}
-    )
-    return library.module.Seq2SeqTrainer(model=model or t5(), args=args, **(trainer or {}))
+def seq2seq(library, model=None, **settings):
+    library = dataclasses.replace(library, prefix="Seq2Seq")
+    return library.trainer(model or t5(), **{"predict_with_generate": True, **settings})
 
 
 def sizes(prediction):
@@ -71,7 +68,7 @@ def test_training_evaluation_and_prediction_are_those_of_transformers(assert_sam
         metric = sizes if settings.get("predict_with_generate", True) else None
         data = {"train_dataset": shifted(12), "eval_dataset": shifted(6), "compute_metrics": metric}
         steps = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
-        trainer = seq2seq(library, trainer=data, **{**steps, **settings})
+        trainer = seq2seq(library, **data, **{**steps, **settings})
         trainer.train()
         return trainer, trainer.predict(pairs(6))
 
@@ -82,7 +79,7 @@ def test_training_evaluation_and_prediction_are_those_of_transformers(assert_sam
 @pytest.mark.parametrize("given", [{}, {"max_length": 6}, {"max_new_tokens": 4, "num_beams": 2}, {"do_sample": True}])
 def test_generation_kwargs_of_one_evaluation_are_used(assert_same_runs, model, given):
     def run(library):
-        trainer = seq2seq(library, model(), trainer={"eval_dataset": pairs(5), "compute_metrics": sizes})
+        trainer = seq2seq(library, model(), eval_dataset=pairs(5), compute_metrics=sizes)
         torch.manual_seed(5)
         return trainer.evaluate(**given), trainer.predict(pairs(5, labels=False), **given).predictions
 

@@ -8,6 +8,8 @@ import torch
 from torch.utils._pytree import tree_flatten
 from transformers.trainer_pt_utils import EvalLoopContainer
 
+from mps_trainer.distributed import Processes
+from mps_trainer.evaluation.batches import in_step
 from mps_trainer.evaluation.predictions import Predictions, mean_loss
 
 
@@ -96,4 +98,7 @@ def test_the_mean_loss_leaves_out_what_is_not_finite(losses, finite_only, expect
     assert mean_loss(None if losses is None else np.array(losses), finite_only) == expected
 
 
-# The batches of one process; several are in tests/distributed
+def test_one_process_alone_has_its_batches_and_no_others():
+    """Several are in tests/distributed."""
+    assert list(in_step([1, 2], Processes())) == [(1, True), (2, True)]
+    assert list(in_step([], Processes())) == []
