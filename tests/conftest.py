@@ -1,7 +1,5 @@
 """Fixtures that several areas share: small models, small data, and a Trainer made from both."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """Edits files as a hypothesis strategy draws: bytes, values in JSON, YAML and torch.save's files, whole files."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -9,8 +9,6 @@ reaches counts as survived.
 mutmut loads this module as a pytest plugin as well, which chooses those tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -23,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mps_trainer"
 FAILED = (1, 2, 3)  # a test failed, or pytest was interrupted or broke
 OUT_OF_TIME = (-24, 24, 36, 152)  # without end, or too slow for the limit of pyproject.toml

@@ -1,11 +1,10 @@
 """Importing the package changes no other package."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests import run_python
 
 PACKAGES = ("builtins", "torch", "transformers", "accelerate")
 SNAPSHOT = f"""
@@ -26,17 +25,16 @@ def snapshot():
 """
 
 
-def run_python(code: str) -> object:
+def printed(code: str) -> object:
     """Returns what `code` prints as JSON, from a process of its own, because imports stay."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    ran = run_python("-c", code, CUDA_VISIBLE_DEVICES="")
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.strip().splitlines()[-1])
 
 
 @pytest.mark.integration
 def test_importing_the_trainer_leaves_other_packages_as_they_are():
-    loaded = run_python("import json, sys\nfrom mps_trainer import Trainer\nprint(json.dumps(list(sys.modules)))")
+    loaded = printed("import json, sys\nfrom mps_trainer import Trainer\nprint(json.dumps(list(sys.modules)))")
     others = [name for name in loaded if name.split(".")[0] in PACKAGES]
     code = f"""{SNAPSHOT}
 for name in {others!r}:
@@ -50,4 +48,4 @@ after = snapshot()
 changed = [key for key in before[0].keys() | after[0].keys() if before[0].get(key) != after[0].get(key)]
 print(json.dumps([sorted(changed), before[1:] == after[1:]]))
 """
-    assert run_python(code) == [[], True]
+    assert printed(code) == [[], True]

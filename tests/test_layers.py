@@ -1,15 +1,13 @@
 """Modules import no circle, the Trainer is one class, and no part imports it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
 import pytest
 
 from mps_trainer import Seq2SeqTrainer, Trainer
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mps_trainer"
 # The modules of the Trainer's two classes, and what looks at a Trainer from outside.
 TRAINER = {"mps_trainer.trainer", "mps_trainer.trainer_seq2seq"}

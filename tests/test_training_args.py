@@ -1,13 +1,8 @@
 """TrainingArguments: no device, folder or torch until asked; then one decision, and what follows from it."""
 
-from __future__ import annotations
-
 import copy
 import logging
-import os
 import pickle
-import subprocess
-import sys
 import warnings
 from dataclasses import dataclass, replace
 
@@ -16,6 +11,7 @@ import torch
 
 import mps_trainer.training_args
 from mps_trainer import DeviceUnavailableError, MachineFacts, TrainingArguments
+from tests import run_python
 
 MAC = MachineFacts(
     system="Darwin",
@@ -74,11 +70,7 @@ assert sorted(os.listdir(".")) == []
 
 @pytest.mark.integration
 def test_building_the_arguments_imports_no_torch_touches_no_device_and_makes_no_folder(tmp_path):
-    package = os.path.dirname(os.path.dirname(mps_trainer.__file__))
-    environment = {**os.environ, "PYTHONPATH": package}
-    result = subprocess.run(
-        [sys.executable, "-c", NOTHING_HAPPENS], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    result = run_python("-c", NOTHING_HAPPENS, cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -119,8 +111,11 @@ def test_a_note_is_a_warning(on_machine, caplog):
         (CUDA, {}, "cuda:0", 1),
         (CUDA, {"devices": [1]}, "cuda:1", 1),
         (CUDA, {"use_cpu": True}, "cpu", 0),
+        (PC, {"use_cpu": True, "use_mps_device": True}, "cpu", 0),
+        (MAC, {"use_cpu": True, "use_mps_device": True}, "cpu", 0),
     ],
 )
+@pytest.mark.filterwarnings("ignore:`use_mps_device:FutureWarning")
 def test_what_is_asked_for_reaches_the_decision(on_machine, facts, settings, device, n_gpu):
     on_machine(facts)
     args = TrainingArguments(**settings)
@@ -137,14 +132,6 @@ def test_use_mps_device_is_never_a_quiet_run_on_something_else(on_machine, facts
         _ = args.device
     with pytest.raises(DeviceUnavailableError):  # still, on the second try
         _ = args.n_gpu
-
-
-@pytest.mark.parametrize("facts", [PC, MAC])
-def test_the_cpu_wins_over_use_mps_device(on_machine, facts):
-    on_machine(facts)
-    with pytest.warns(FutureWarning, match="use_mps_device"):
-        args = TrainingArguments(use_mps_device=True, use_cpu=True)
-    assert args.device == torch.device("cpu")
 
 
 # Several processes

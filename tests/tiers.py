@@ -4,8 +4,6 @@ A new interpreter imports torch and transformers again, which takes longer than 
 explains the tiers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

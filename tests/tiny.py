@@ -1,7 +1,5 @@
 """Tiny models of transformers, with the same random weights each time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

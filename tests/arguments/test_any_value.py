@@ -1,7 +1,5 @@
 """Whatever is given for a field, the arguments either exist or are refused with a ValueError; no file is made."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import json

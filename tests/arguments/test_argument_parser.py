@@ -1,19 +1,15 @@
 """HfArgumentParser turns the arguments into flags, and reads them from a dictionary, a JSON and a YAML file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-import os
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 import pytest
 from transformers import HfArgumentParser
 
 from mps_trainer import TrainingArguments
+from tests import run_python
 
 
 @dataclass
@@ -148,8 +144,7 @@ def test_help_shows_every_field_with_its_text():
         from transformers import HfArgumentParser
         from mps_trainer import TrainingArguments
         HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()"""
-    command = [sys.executable, "-W", "ignore", "-c", code, "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "400"})
+    result = run_python("-W", "ignore", "-c", code, "--help", COLUMNS="400")
     assert (result.returncode, result.stderr) == (0, "")
     shown = " ".join(result.stdout.split())
     for option in dataclasses.fields(TrainingArguments):

@@ -1,7 +1,5 @@
 """A value that cannot be right is a ValueError that names the field, the value and what is accepted."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,12 +1,6 @@
 """The enums stand in for transformers' own, in both directions."""
 
-from __future__ import annotations
-
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from transformers import debug_utils, trainer_utils
@@ -14,6 +8,7 @@ from transformers import training_args as their_module
 
 from mps_trainer import TrainingArguments
 from mps_trainer.arguments import choices
+from tests import run_python
 
 PAIRS = [
     (choices.IntervalStrategy, trainer_utils.IntervalStrategy),
@@ -72,6 +67,5 @@ print(type(args.optim) is OptimizerNames, type(args.eval_strategy) is IntervalSt
 
 @pytest.mark.integration
 def test_members_are_those_of_transformers_once_there_is_a_trainer(tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", LATE], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = run_python("-c", LATE, cwd=tmp_path)
     assert done.stdout.split() == ["True", "True"], done.stderr

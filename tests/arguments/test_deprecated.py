@@ -1,7 +1,5 @@
 """Names of earlier releases: one FutureWarning each, at the caller's line, and the effect they always had."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A launcher chooses the number format of autocast, as in transformers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """`fsdp` and `fsdp_config`: what they may be, and what does not go with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

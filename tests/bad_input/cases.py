@@ -1,7 +1,5 @@
 """The definition of a case of bad input. Each kind of input has its own module."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

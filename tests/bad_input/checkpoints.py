@@ -1,7 +1,5 @@
 """Checkpoints: each file damaged, of another run, or of another kind."""
 
-from __future__ import annotations
-
 import functools
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The command mps-trainer."""
 
-from __future__ import annotations
-
 from .cases import Case, split
 
 SCRIPT = {"train.py": "open('ran', 'w')\n"}

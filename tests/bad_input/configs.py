@@ -1,7 +1,5 @@
 """JSON and YAML files of arguments, as the only argument of run_glue.py."""
 
-from __future__ import annotations
-
 import json
 
 from .cases import Case
@@ -51,11 +49,8 @@ VALUES = [
     with_values("no such name", "learning_rat", learning_rat=1),
     as_yaml("a number for a name", "7: 8\n", "c.yaml cannot be loaded: it is no table"),
     as_yaml("a list for a name", "[1, 2]: 8\n", "c.yaml"),
-    with_values("text for a number", "learning_rate='fast' is not accepted", learning_rate="fast"),
-    with_values("a number beyond floats", "learning_rate=", learning_rate=10**400),
     config("NaN", json.dumps({**RIGHT, "learning_rate": float("nan")}), "learning_rate=nan is not accepted"),
     as_yaml("a date for a number", "seed: 2024-01-01\n", "seed=datetime.date(2024, 1, 1) is not accepted"),
-    with_values("neither true nor false", "embedded='perhaps' is not accepted", embedded="perhaps"),
     with_values("a number for a file", "train_file=5 is not accepted", train_file=5, embedded=False),
     with_values("a number for a task", "task_name=5 is not accepted", task_name=5),
     with_values("NUL in a path", "data_dir='a\\x00b' is not accepted", data_dir="a\x00b", embedded=False),

@@ -1,7 +1,5 @@
 """Runs the programs in this process, beside a small finished run."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

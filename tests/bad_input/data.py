@@ -1,7 +1,5 @@
 """The user's own data in CSV and JSON files."""
 
-from __future__ import annotations
-
 import json
 
 from .cases import NO_WEIGHTS, Case, split
@@ -70,8 +68,8 @@ BYTES = [
 
 JSON = [
     files("broken JSON", "train.json, line 3: this is no JSON", LINES + '{"text": "a", "lab', LINES, "json"),
-    files("JSON of numbers", "train.json", "1\n2\n3\n", LINES, "json"),
-    files("an empty JSON object", "train", "{}\n", LINES, "json"),
+    files("JSON of numbers", "train.json cannot be loaded: a row is no object", "1\n2\n3\n", LINES, "json"),
+    files("an empty JSON object", "train.json cannot be loaded: it has no rows", "{}\n", LINES, "json"),
     files("CSV by the name of JSON", "train.json, line 1: this is no JSON", CSV, LINES, "json"),
     files("NUL bytes by the name of JSON", "train.json, line 1: this is no JSON", b"\x00" * 4096, LINES, "json"),
     files("JSON of endless depth", "train.json", '{"text": ' + "[" * 999 + "]" * 999 + "}", LINES, "json"),

@@ -1,7 +1,5 @@
 """Flags of run_glue.py that are unknown, of the wrong type, out of range, or contradict each other."""
 
-from __future__ import annotations
-
 from tests.examples.conftest import EXAMPLE
 
 from .cases import EMBEDDED_TASK, NO_WEIGHTS, TASK, TRAIN, TSV, TSV_FILES, Case, split
@@ -70,27 +68,21 @@ WORDS = [
 ]
 
 RANGES = [
-    flag("a rate of nan", "--learning_rate nan", "learning_rate=nan is not accepted"),
-    flag("endless epochs", "--num_train_epochs inf", "num_train_epochs=inf is not accepted"),
     flag("epochs without end", "--num_train_epochs 1e18", "such a run does not end"),
     flag("no token", "--max_seq_length 0", "max_seq_length=0 is not accepted"),
     flag("a batch of all the world", f"--per_device_train_batch_size {'9' * 30}", "per_device_train_batch_size=999"),
     flag("a seed of five thousand digits", f"--seed {'9' * 5000}", "--seed"),
     flag("steps of five hundred digits", f"--max_steps {'9' * 500}", "max_steps=999"),
-    flag("a million workers", "--dataloader_num_workers 1000000", "=1000000 is not accepted: it must be at most"),
     flag(
         "an unknown keyword of checkpointing",
         "--gradient_checkpointing --gradient_checkpointing_kwargs '{\"a\": 1}'",
         "has 'a', which torch.utils.checkpoint does not take. It takes use_reentrant, ",
     ),
-    flag("no log level", "--log_level shout", "--log_level"),
     flag("half a device", "--devices 0.5", "devices="),
     flag("a device twice", "--devices 0,0", "names a device twice"),
 ]
 
 COMBINATIONS = [
-    flag("two precisions", "--fp16 --bf16", "fp16=True and bf16=True exclude each other"),
-    flag("the best without evaluations", "--load_best_model_at_end", "load_best_model_at_end=True is not accepted"),
     flag("nccl on the CPU", "--ddp_backend nccl --use_cpu", "nccl"),
     flag(
         "a device that is not here",

@@ -1,7 +1,5 @@
 """Folders of models with parts that are missing, damaged, of another model, or run code."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """GLUE's TSV files."""
 
-from __future__ import annotations
-
 from .cases import HEADER, NO_WEIGHTS, ROWS, TASK, TSV, Case
 
 

@@ -1,7 +1,5 @@
 """An edited file of settings is accepted or refused in one line, and stays as it is."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

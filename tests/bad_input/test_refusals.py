@@ -1,7 +1,5 @@
 """Bad input ends in one line and an exit status, and changes no folder."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

@@ -1,11 +1,7 @@
 """Benchmarks in their quick form, as they are started from a shell, or in this process."""
 
-from __future__ import annotations
-
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,8 +10,7 @@ import pytest
 
 from benchmarks import environment, memory, overhead, simulated
 from benchmarks.__main__ import main
-
-ROOT = Path(__file__).parents[2]
+from tests import ROOT, run_python
 
 
 @pytest.fixture
@@ -23,9 +18,7 @@ def benchmarks(tmp_path):
     """Runs `python -m benchmarks` with a name and further arguments; the result's JSON and the page of results."""
 
     def run(name: str, *arguments: str) -> tuple[dict[str, Any], str]:
-        command = [sys.executable, "-m", "benchmarks", *words(name, tmp_path, arguments)]
-        threads = {"OMP_NUM_THREADS": "1"}
-        process = subprocess.run(command, cwd=ROOT, env={**os.environ, **threads}, capture_output=True, text=True)
+        process = run_python("-m", "benchmarks", *words(name, tmp_path, arguments), cwd=ROOT)
         assert process.returncode == 0, process.stderr[-3000:]
         return written(tmp_path, name)
 

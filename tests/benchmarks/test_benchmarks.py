@@ -12,7 +12,7 @@ from benchmarks.__main__ import main, run
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.devices.facts import cpu_bfloat16
-from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
+from tests.conftest import on_device
 from tests.distributed.launch import free_port
 
 from .conftest import ROOT
@@ -22,11 +22,8 @@ REAL = Path(os.environ.get("MPS_TRAINER_REAL_DATA", ROOT.parent / "shared"))
 
 @pytest.fixture(scope="module")
 def built():
-    try:
-        with simulated_mps():
-            pass
-    except SimulatorUnavailableError as error:
-        pytest.skip(str(error))
+    with on_device("mps"):  # skips the tests where there is none
+        pass
 
 
 def check(result, name, entries, figures):
@@ -44,27 +41,31 @@ def check(result, name, entries, figures):
         assert figures <= row.keys()
 
 
+STEPS = {"milliseconds_per_step"}
+OF_LIBRARIES = {"sft_milliseconds", "sft_lora_milliseconds", "mnrl_milliseconds"}
+OF_LANGUAGE = {
+    f"{way}_{name}" for way in ("full", "lora") for name in ("mib", "milliseconds", "operators", "blocking_reads")
+}
+
+
 @pytest.mark.acceptance
-def test_overhead(benchmarks):
-    result, page = benchmarks("overhead", "--peers", "bare", "ours")
-    check(result, "overhead", {"bare", "ours"}, {"milliseconds_per_step"})
-    row = result["rounds"][0]
-    expected = row["ours"]["milliseconds_per_step"] / row["bare"]["milliseconds_per_step"]
-    assert result["ratios"]["ours"]["milliseconds_per_step"] == pytest.approx(expected)
-    assert row["ours"]["learned"]["steps"] == result["settings"]["steps"]
-    assert row["ours"]["learned"]["loss"] == pytest.approx(row["bare"]["learned"]["loss"], rel=1e-5)
-    assert result["targets"][0]["reached"] == result["ratios"]["ours"]["milliseconds_per_step"]
+@pytest.mark.parametrize(
+    ("name", "others", "figures", "needed"),
+    [
+        ("overhead", "bare", STEPS, []),
+        ("distributed", "bare", STEPS, []),
+        ("libraries", "transformers", OF_LIBRARIES, ["trl", "sentence_transformers"]),
+        ("language", "transformers", OF_LANGUAGE, ["peft"]),
+    ],
+)
+def test_ours_learns_what_others_learn(benchmarks, name, others, figures, needed):
+    for package in needed:
+        pytest.importorskip(package)
+    result, page = benchmarks(name, *(["--peers", "bare", "ours"] if others == "bare" else []))
+    check(result, name, {others, "ours"}, figures)
+    ours, theirs = (result["rounds"][0][each]["learned"] for each in ("ours", others))
+    assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-4)
     assert "| mps_trainer |" in page
-
-
-@pytest.mark.integration
-@pytest.mark.acceptance
-def test_two_processes_learn_what_they_learn_by_hand(benchmarks):
-    result, _ = benchmarks("distributed", "--peers", "bare", "ours")
-    check(result, "distributed", {"bare", "ours"}, {"milliseconds_per_step"})
-    bare, ours = (result["rounds"][0][name]["learned"] for name in ("bare", "ours"))
-    assert ours["steps"] == bare["steps"] == result["settings"]["steps"]
-    assert ours["loss"] == pytest.approx(bare["loss"], rel=1e-5)
 
 
 def test_simulated(benchmarks_here, built):
@@ -191,28 +192,6 @@ def test_a_watched_script_is_counted(monkeypatch):
     looked_up = config["vocab_size"] + config["max_position_embeddings"] + config["type_vocab_size"]
     model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(str(startup.EMBEDDED)))
     assert measured["parameters"] == model.num_parameters() - looked_up * config["hidden_size"]
-
-
-@pytest.mark.acceptance
-def test_libraries(benchmarks):
-    pytest.importorskip("trl")
-    pytest.importorskip("sentence_transformers")
-    result, _ = benchmarks("libraries")
-    figures = {"sft_milliseconds", "sft_lora_milliseconds", "mnrl_milliseconds"}
-    check(result, "libraries", {"ours", "transformers"}, figures)
-    ours, theirs = (result["rounds"][0][name]["learned"] for name in ("ours", "transformers"))
-    assert ours == pytest.approx(theirs, abs=1e-4)
-
-
-@pytest.mark.acceptance
-def test_language(benchmarks):
-    pytest.importorskip("peft")
-    result, _ = benchmarks("language")
-    each = ("mib", "milliseconds", "operators", "blocking_reads")
-    figures = {f"{way}_{name}" for way in ("full", "lora") for name in each}
-    check(result, "language", {"ours", "transformers"}, figures)
-    ours, theirs = (result["rounds"][0][name]["learned"] for name in ("ours", "transformers"))
-    assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A terminal in this process: what a run draws there, and how wide it was."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import os

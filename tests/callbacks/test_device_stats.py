@@ -1,15 +1,15 @@
 """The figures of device and machine beside the loss."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
+import transformers
 from transformers import TrainerCallback
 
 from mps_trainer import DeviceStatsMonitor
 from tests.conftest import logged
+from tests.dropin.conftest import Library
 
 HOST = {"process_rss_bytes", "memory_available_bytes", "swap_used_bytes", "swap_percent", "cpu_percent"}
 DEVICE = {"cpu": set(), "mps": {"mps_allocated_bytes", "mps_driver_allocated_bytes", "mps_recommended_max_bytes"}}
@@ -91,13 +91,6 @@ def test_other_callbacks_keep_their_order(make_trainer):
     assert [each for each in others if isinstance(each, Tracker)] == order
 
 
-def test_the_history_of_transformers_own_trainer_has_them_too(make_model, tmp_path):
-    from transformers import Trainer, TrainingArguments
-
-    from tests.conftest import examples
-
-    settings = {"use_cpu": True, "report_to": [], "disable_tqdm": True}
-    args = TrainingArguments(str(tmp_path), max_steps=2, logging_steps=1, **settings)
-    trainer = Trainer(make_model(), args, train_dataset=examples(8), callbacks=[DeviceStatsMonitor()])
-    trainer.train()
+def test_the_history_of_transformers_own_trainer_has_them_too(tmp_path):
+    trainer = Library(transformers, tmp_path).trained(callbacks=[DeviceStatsMonitor()], max_steps=2)
     assert len(logged(trainer, "swap_percent")) == 2

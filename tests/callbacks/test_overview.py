@@ -1,7 +1,5 @@
 """The first lines of a run."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +7,7 @@ from torch import nn
 
 from mps_trainer.callbacks.overview import checkpoint_size, first_lines, saves_to_come
 from tests.conftest import examples
+from tests.tiny import tiny
 
 
 def first(make_trainer, capfd, **settings):
@@ -60,23 +59,12 @@ def test_a_limit_and_a_run_without_checkpoints_are_said(make_trainer, capfd):
     assert first(make_trainer, capfd, max_steps=1, save_strategy="no")[4] == '  no checkpoints (save_strategy="no")'
 
 
-def test_the_size_of_a_checkpoint_is_near_what_is_written(make_args, tmp_path):
-    from mps_trainer import Trainer
-
-    class Big(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(512, 512)
-
-        def forward(self, x, labels):
-            return {"loss": self.layer(x).pow(2).mean()}
-
-    rows = [{"x": [0.5] * 512, "labels": 0}] * 8
-    args = make_args(max_steps=1, save_strategy="steps", save_steps=1)
-    trainer = Trainer(Big(), args, train_dataset=rows)
+def test_the_size_of_a_checkpoint_is_near_what_is_written(make_trainer, tmp_path):
+    given = {"model": tiny("LlamaForCausalLM", hidden_size=128), "train_dataset": [{"input_ids": [1], "labels": [1]}]}
+    trainer = make_trainer(given, max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
     written = sum(path.stat().st_size for path in (tmp_path / "run" / "checkpoint-1").iterdir())
-    assert checkpoint_size(args, trainer.model) == pytest.approx(written, rel=0.1)
+    assert checkpoint_size(trainer.args, trainer.model) == pytest.approx(written, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The bars and the lines of a run."""
 
-from __future__ import annotations
-
 import re
 import time
 

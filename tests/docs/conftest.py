@@ -1,15 +1,13 @@
 """The model and the dataset that the pages use, and the modules that make the pages."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from transformers import BertConfig, BertForSequenceClassification
+
+from tests.tiny import tiny
 
 from .pages import ROOT
 
@@ -23,9 +21,7 @@ def extension(monkeypatch) -> Callable[[str], ModuleType]:
 
 @pytest.fixture
 def bert():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return BertForSequenceClassification(BertConfig(vocab_size=32, max_position_embeddings=16, **sizes))
+    return tiny("BertForSequenceClassification")
 
 
 @pytest.fixture

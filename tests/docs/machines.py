@@ -1,7 +1,5 @@
 """The machines whose decisions the pages show, as facts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from mps_trainer import MachineFacts

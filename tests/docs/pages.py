@@ -1,12 +1,11 @@
 """Reads the fenced blocks of README and the documentation, with the labels in the comments before them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import ROOT
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _LABEL = re.compile(r"<!-- (\w+): ([\w-]+) -->")

@@ -1,7 +1,5 @@
 """Code that provokes each message of the page on troubleshooting, by its label. Each runs in its own folder."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import logging
@@ -14,13 +12,13 @@ from unittest import mock
 
 import datasets
 import torch
-from transformers import BertConfig, BertForSequenceClassification
 
 from mps_trainer import DeviceRequest, Trainer, TrainingArguments, resolve
 from mps_trainer.checkpoints import folders, output_folder
 from mps_trainer.devices.large_products import Layer, warning_of_width
 from mps_trainer.errors import explanation_of
 from mps_trainer.simulator import simulated_mps
+from tests.tiny import tiny
 
 from .machines import MACHINES, ROSETTA
 
@@ -110,9 +108,8 @@ provokes("no-loss")(lambda: trainer([{"x": 1}, {"x": 2}]).train())
 
 @provokes("label-outside")
 def _() -> None:
-    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
     rows = [{"input_ids": [3, 4], "labels": 5 if row == 2 else 0} for row in range(4)]
-    trainer(rows, model=BertForSequenceClassification(BertConfig(vocab_size=8, **sizes))).train()
+    trainer(rows, model=tiny("BertForSequenceClassification")).train()
 
 
 @provokes("out-of-memory")

@@ -1,7 +1,5 @@
 """Commands in README and the documentation use what exists."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -1,6 +1,4 @@
-"""Each page is a tutorial, a how-to guide, reference or explanation, is short enough to read, and does not scroll."""
-
-from __future__ import annotations
+"""Each page is of one kind, short enough to read and not too wide; README states its status before any figure."""
 
 import re
 
@@ -91,3 +89,30 @@ def test_searched_words_are_in_a_heading(query):
     text = re.sub(r"^```.*?^```$", "", BY_NAME[SEARCHED[query]].read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = [set(re.findall(r"\w+", heading.lower())) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
     assert any(set(query.split()) <= words for words in headings)
+
+
+# README
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 80
+
+
+def test_readme_states_its_status_once_and_before_any_figure():
+    status = "Alpha: tested on Linux CPUs and a simulated mps device, not yet on a Mac."
+    assert README.count(status) == 1
+    before = re.sub(r"`[^`]*`|\]\([^)]*\)", "", README.split(status)[0])
+    assert re.findall(r"\d", before) == []
+
+
+def test_readme_lines_of_commands_can_be_read():
+    commands = re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert len(commands) == 2
+    assert max(len(line) for command in commands for line in command.splitlines()) <= 95
+
+
+def test_main_command_evaluates_each_epoch_so_that_the_report_has_a_curve():
+    assert "--eval_strategy epoch" in README

@@ -1,7 +1,5 @@
 """Links in README, in the examples and in the documentation lead to existing files and headings."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scripts on the page about moving over: both sides of each diff run, and learn the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

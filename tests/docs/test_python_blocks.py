@@ -1,10 +1,10 @@
 """Python in README and the documentation runs, page by page, from top to bottom; JSON can be read line by line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
+
+from tests.tiny import tiny
 
 from .pages import ROOT, all_blocks
 
@@ -35,15 +35,14 @@ def test_python_of_page_runs(page, bert, sentences, tmp_path, monkeypatch):
 
 def test_pretrained_classifier_trains_on_a_table(tmp_path, monkeypatch):
     """A tiny model takes the place of the one that the page names, and the page's table that of the data set."""
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+    from transformers import AutoTokenizer
 
     script, table, _ = (block.text for block in all_blocks("python") if block.page == "docs/pretrained-classifier.md")
     (rows,) = (block.text for block in all_blocks("text") if block.page == "docs/pretrained-classifier.md")
     monkeypatch.chdir(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples" / "text-classification" / "embedded")
     tokenizer.save_pretrained("tiny")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained("tiny")
+    tiny("BertForSequenceClassification", vocab_size=len(tokenizer)).save_pretrained("tiny")
     for name in ("train.csv", "dev.csv"):
         (tmp_path / name).write_text(rows, encoding="utf-8")
     for words, instead in {

@@ -1,7 +1,5 @@
 """The reference pages have every public name, argument, command and check."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

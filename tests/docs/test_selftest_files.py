@@ -1,7 +1,5 @@
 """The result files of selftests on Macs are accepted, and others refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

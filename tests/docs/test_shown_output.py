@@ -1,7 +1,5 @@
 """The output that README and the documentation show is the output that the package prints."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,20 +1,22 @@
 """Runs of the same code with transformers' Trainer and with this package's."""
 
-from __future__ import annotations
-
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 import mps_trainer
+from tests.tiny import tiny
 
 # Names with these words are measured, and differ from run to run.
 TIMES = ("runtime", "per_second", "preparation_time")
+OF_TRAINER = inspect.signature(transformers.Trainer).parameters.keys()
 
 
 @dataclass(frozen=True)
@@ -23,24 +25,32 @@ class Library:
 
     module: Any
     folder: Path
+    prefix: str = ""  # of the classes' names
 
     @property
     def is_ours(self) -> bool:
         return self.module is mps_trainer
 
+    def kind(self, name: str) -> Any:
+        return getattr(self.module, self.prefix + name)
+
     def args(self, **settings: Any) -> Any:
         """Returns arguments for a quiet run on the CPU that logs each step and saves only if `settings` say so."""
         quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
-        return self.module.TrainingArguments(output_dir=str(self.folder), **{**quiet, **settings})
+        return self.kind("TrainingArguments")(output_dir=str(self.folder), **{**quiet, **settings})
 
-    def trainer(self, model: Any = None, *, kind: type | None = None, trainer: dict | None = None, **settings: Any):
-        """Returns a Trainer, or one of `kind`; `trainer` goes to it, `settings` to its arguments."""
-        return (kind or self.module.Trainer)(model=model, args=self.args(**settings), **(trainer or {}))
+    def trainer(self, model: Any = None, *, kind: type | None = None, **settings: Any):
+        """Returns a Trainer, or one of `kind`; settings go to it or to its arguments, by their names."""
+        given = {"train_dataset": sentences(), "eval_dataset": sentences(8, seed=1)}
+        given |= {name: settings.pop(name) for name in OF_TRAINER & settings.keys()}
+        if "model_init" not in given:
+            given["model"] = bert_classifier() if model is None else model
+        return (kind or self.kind("Trainer"))(args=self.args(**settings), **given)
 
     def trained(self, model: Any = None, *, resume: Any = None, evaluate: bool = False, **how: Any):
         """Returns a Trainer, made with `how` as by `trainer()`, that has trained and, if asked, evaluated."""
         trainer = self.trainer(model, **how)
-        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        trainer.train(resume_from_checkpoint=str(resume) if isinstance(resume, Path) else resume)
         if evaluate:
             trainer.evaluate()
         return trainer
@@ -68,41 +78,24 @@ def both(tmp_path: Path) -> Callable[[Callable[[Library], Any]], tuple[Any, Any]
 
 @pytest.fixture
 def assert_same_runs(both) -> Callable[[Callable[[Library], Any]], Any]:
-    """`assert_same_runs(run)`: the Trainers that `run(library)` returns have the same logs. Returns this package's."""
+    """`assert_same_runs(run)`: what `run(library)` returns is the same. Returns this package's."""
 
     def check(run: Callable[[Library], Any], tolerance: float = 1e-5) -> Any:
         theirs, ours = both(run)
-        assert_same_logs(ours.state.log_history, theirs.state.log_history, tolerance)
+        assert_same(ours, theirs, tolerance)
         return ours
 
     return check
 
 
-def bert_classifier(labels: int = 2, dropout: float = 0.1) -> Any:
+def bert_classifier(labels: int = 2) -> Any:
     """Returns a BERT of two layers with random weights, the same at each call."""
-    config = transformers.BertConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        num_labels=labels,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(config)
+    return tiny("BertForSequenceClassification", num_labels=labels)
 
 
-def gpt2(dropout: float = 0.1) -> Any:
+def gpt2() -> Any:
     """Returns a GPT-2 of two layers with random weights, the same at each call."""
-    config = transformers.GPT2Config(
-        vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=2,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(config)
+    return tiny("GPT2LMHeadModel", bos_token_id=1, eos_token_id=2)
 
 
 def sentences(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str, Any]]:
@@ -134,14 +127,25 @@ def assert_close_weights(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), atol=1e-6, rtol=0)
 
 
-def assert_same_logs(
-    ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance: float = 1e-5, resumed: bool = False
-) -> None:
-    """Asserts that keys, their order and all numbers but measured ones are equal.
+def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-5, resumed: bool = False) -> None:
+    """Asserts that results and all that they hold are equal, Trainers by their logs. Times are not compared.
 
-    In a run that was `resumed`, keys that come from a checkpoint's file are sorted.
+    Names are in the same order, but for logs of a run that was `resumed`: those of a checkpoint's file are sorted.
     """
-    in_order = sorted if resumed else list
-    assert [in_order(entry) for entry in ours] == [in_order(entry) for entry in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        assert lasting(mine) == pytest.approx(lasting(other), abs=tolerance, nan_ok=True)
+    if isinstance(theirs, transformers.Trainer):
+        assert_same(ours.state.log_history, theirs.state.log_history, tolerance)
+    elif isinstance(theirs, dict):
+        assert (sorted if resumed else list)(ours) == (sorted if resumed else list)(theirs)
+        for name in lasting(theirs):
+            assert_same(ours[name], theirs[name], tolerance)
+    elif isinstance(theirs, (list, tuple)):
+        assert (type(ours).__name__, len(ours)) == (type(theirs).__name__, len(theirs))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_same(mine, other, tolerance, resumed)
+    elif isinstance(theirs, (torch.Tensor, np.ndarray)):
+        assert (type(ours), ours.dtype) == (type(theirs), theirs.dtype)
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    elif isinstance(theirs, float):
+        assert ours == pytest.approx(theirs, abs=tolerance, nan_ok=True)
+    else:
+        assert ours == theirs

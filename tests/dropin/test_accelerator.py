@@ -1,15 +1,11 @@
 """`trainer.accelerator` is Accelerate's own, with the settings and the behaviour it has in transformers."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
-
-from .conftest import bert_classifier, sentences
 
 PROPERTIES = [
     "device", "num_processes", "process_index", "local_process_index", "is_main_process", "is_local_main_process",
@@ -20,21 +16,20 @@ PROPERTIES = [
 
 
 @pytest.mark.parametrize("settings", [{}, {"bf16": True}, {"accelerator_config": {"even_batches": False}}], ids=str)
-def test_accelerator_has_properties_of_transformers(both, settings):
+def test_accelerator_has_properties_of_transformers(assert_same_runs, settings):
     def run(library):
-        accelerator = library.trainer(bert_classifier(), **settings).accelerator
+        accelerator = library.trainer(**settings).accelerator
         assert isinstance(accelerator, Accelerator)
         kind = accelerator.distributed_type
         return {name: getattr(accelerator, name) for name in PROPERTIES}, kind == "NO", kind.value
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 @pytest.mark.parametrize("seedable", [True, False])
-def test_prepared_loader_has_order_of_transformers(both, seedable):
+def test_prepared_loader_has_order_of_transformers(assert_same_runs, seedable):
     def run(library):
-        trainer = library.trainer(bert_classifier(), accelerator_config={"use_seedable_sampler": seedable}, seed=9)
+        trainer = library.trainer(accelerator_config={"use_seedable_sampler": seedable}, seed=9)
         data = TensorDataset(torch.arange(12))
         loader = trainer.accelerator.prepare(DataLoader(data, batch_size=4, sampler=RandomSampler(data)))
         orders = []
@@ -44,8 +39,7 @@ def test_prepared_loader_has_order_of_transformers(both, seedable):
             orders.append(torch.cat([batch[0] for batch in loader]).tolist())
         return orders, len(loader), loader.total_batch_size
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 def test_step_that_uses_accelerator_gives_same_logs(assert_same_runs):
@@ -62,7 +56,7 @@ def test_step_that_uses_accelerator_gives_same_logs(assert_same_runs):
                     accelerator.clip_grad_norm_(model.parameters(), 0.05)
                 return accelerator.gather(loss.detach()).mean()
 
-        return library.trained(bert_classifier(), kind=Own, trainer={"train_dataset": sentences()}, max_steps=3)
+        return library.trained(kind=Own, max_steps=3)
 
     assert_same_runs(run)
 

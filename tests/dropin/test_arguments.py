@@ -1,7 +1,5 @@
 """Setters, removed names and configurations of transformers' TrainingArguments work as there or are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

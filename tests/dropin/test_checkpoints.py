@@ -1,7 +1,5 @@
 """A run begun with transformers' Trainer resumes with this one, and the other way round."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging
@@ -17,7 +15,7 @@ from transformers.trainer_callback import ExportableState
 import mps_trainer
 from mps_trainer.errors import MisconfigurationException
 
-from .conftest import Library, assert_close_weights, assert_same_logs, bert_classifier, gpt2, sentences, texts
+from .conftest import Library, assert_close_weights, assert_same, bert_classifier, gpt2, sentences, texts
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "max_steps": 7}
 SETTINGS = {
@@ -30,17 +28,16 @@ SETTINGS = {
     "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
     "activation checkpointing": {"activation_checkpointing": True},
     "data not skipped": {"ignore_data_skip": True},
-    "tied weights": {"model": gpt2, "per_device_train_batch_size": 3},
+    "tied weights": {"model": gpt2, "train_dataset": texts(), "per_device_train_batch_size": 3},
     "tied weights and accumulation": {
-        "model": gpt2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 3,
+        "model": gpt2, "train_dataset": texts(), "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 3,
     },
 }  # fmt: skip
 
 
-def trained(library, resume=None, callbacks=None, model=bert_classifier, **settings):
-    rows = texts if model is gpt2 else sentences
-    data = {"train_dataset": rows(), "eval_dataset": rows(8, seed=1), "callbacks": callbacks}
-    return library.trained(model(), resume=resume, trainer=data, **{**STEPS, **settings})
+def trained(library, resume=None, model=bert_classifier, **settings):
+    return library.trained(model(), resume=resume, **{**STEPS, **settings})
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
@@ -60,21 +57,19 @@ def test_run_begun_in_one_library_resumes_in_the_other(both, tmp_path, settings)
     logs = uninterrupted.state.log_history
     for trainer in both(resumed):
         if not settings.get("ignore_data_skip"):  # other data, other losses
-            assert_same_logs(trainer.state.log_history[:-1], logs[:-1], resumed=True)
+            assert_same(trainer.state.log_history[:-1], logs[:-1], resumed=True)
             assert_close_weights(trainer, uninterrupted)
         assert [entry["step"] for entry in trainer.state.log_history] == [entry["step"] for entry in logs]
 
 
-def test_resumed_run_logs_what_it_logs_in_transformers(both):
+def test_resumed_run_logs_what_it_logs_in_transformers(assert_same_runs):
     def run(library):
         trained(library, max_steps=4)
         trainer = trained(library, library.folder / "checkpoint-2", include_num_input_tokens_seen="all")
-        return trainer.state.log_history
+        trainer.state.log_history[-1].pop("train_loss")  # that of the whole run here, and of its last part there
+        return trainer.state.log_history[2:]
 
-    theirs, ours = both(run)
-    for last in (ours[-1], theirs[-1]):
-        last.pop("train_loss")  # that of the whole run here, and of its last part in transformers
-    assert_same_logs(ours[2:], theirs[2:])
+    assert_same_runs(run)
 
 
 def test_checkpoint_has_files_and_states_of_transformers(both):
@@ -98,7 +93,7 @@ def test_checkpoint_has_files_and_states_of_transformers(both):
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_save_total_limit_keeps_same_checkpoints(both, limit):
+def test_save_total_limit_keeps_same_checkpoints(assert_same_runs, limit):
     def run(library):
         trainer = trained(
             library, save_total_limit=limit, save_steps=1, eval_strategy="steps", eval_steps=1,
@@ -107,8 +102,7 @@ def test_save_total_limit_keeps_same_checkpoints(both, limit):
         best = Path(trainer.state.best_model_checkpoint).name
         return sorted(path.name for path in library.folder.glob("checkpoint-*")), best
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 class Tracker(TrainerCallback):
@@ -126,7 +120,7 @@ class Tracker(TrainerCallback):
 
 
 @pytest.mark.parametrize("output_dir", ["out", "./out/", "deep/out", "."])
-def test_relative_output_dir_stays_as_given(both, monkeypatch, output_dir):
+def test_relative_output_dir_stays_as_given(assert_same_runs, monkeypatch, output_dir):
     best = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
 
     def run(library):
@@ -140,12 +134,10 @@ def test_relative_output_dir_stays_as_given(both, monkeypatch, output_dir):
         paths = (trainer.args.output_dir, saved["best_model_checkpoint"], again.state.best_model_checkpoint)
         return tracker.sent, trainer.state.best_model_checkpoint, paths
 
-    theirs, ours = both(run)
-    assert ours == theirs
-    assert theirs[0][0] == [output_dir] * 4
+    assert assert_same_runs(run)[0][0] == [output_dir] * 4
 
 
-def test_absolute_path_of_best_checkpoint_is_kept(both, monkeypatch):
+def test_absolute_path_of_best_checkpoint_is_kept(assert_same_runs, monkeypatch):
     best = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
 
     def run(library):
@@ -155,11 +147,9 @@ def test_absolute_path_of_best_checkpoint_is_kept(both, monkeypatch):
         assert os.path.isabs(first.state.best_model_checkpoint)
         relative = dataclasses.replace(library, folder="out")
         again = trained(relative, os.path.join("out", "checkpoint-2"), max_steps=2, **best)
-        return os.path.relpath(again.state.best_model_checkpoint), again
+        return os.path.relpath(again.state.best_model_checkpoint), again.model.state_dict()
 
-    (their_best, theirs), (our_best, ours) = both(run)
-    assert our_best == their_best
-    assert_close_weights(ours, theirs)
+    assert_same_runs(run)
 
 
 def test_sharded_and_pickled_weights_are_loaded(both):
@@ -215,15 +205,11 @@ class Counter(TrainerCallback, ExportableState):
 
 def counted(library, callbacks, restore):
     """Returns the counts of the counters after a run of five steps that was resumed at the second."""
-
-    def trainer(**settings):
-        data = {"train_dataset": sentences(), "eval_dataset": sentences(8), "callbacks": callbacks()}
-        steps = {**STEPS, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
-        return library.trainer(bert_classifier(), trainer=data, **{**steps, **settings})
-
-    trainer(max_steps=2).train()
-    again = trainer(max_steps=5, restore_callback_states_from_checkpoint=restore)
-    again.train(resume_from_checkpoint=True)
+    steps = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+    trained(library, callbacks=callbacks(), **steps, max_steps=2)
+    again = trained(
+        library, True, callbacks=callbacks(), **steps, max_steps=5, restore_callback_states_from_checkpoint=restore
+    )
     return [(part.start, part.steps) for part in again.callback_handler.callbacks if type(part) is Counter]
 
 
@@ -238,21 +224,20 @@ def test_load_callback_state_is_called_and_works_outside_of_a_run(both):
 
         trained(library, max_steps=2)
         checkpoint = library.folder / "checkpoint-2"
-        settings = {**STEPS, "max_steps": 2, "restore_callback_states_from_checkpoint": True}
-        idle = library.trainer(bert_classifier(), kind=Own, **settings)
+        settings = {"kind": Own, "max_steps": 2, "restore_callback_states_from_checkpoint": True}
+        idle = library.trainer(**settings)
         idle.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         idle._load_callback_state()
-        data = {"train_dataset": sentences()}
-        library.trained(bert_classifier(), resume=checkpoint, kind=Own, trainer=data, **settings)
+        trained(library, checkpoint, **settings)
         return loads
 
     assert both(run) == ([(2, True), (2, True)],) * 2
 
 
 @pytest.mark.parametrize("restore", [True, False])
-def test_callback_state_is_restored_if_asked(both, restore):
-    theirs, ours = both(lambda library: counted(library, lambda: [Counter(5), EarlyStoppingCallback(3)], restore))
-    assert ours == theirs == [(5, 5 if restore else 3)]
+def test_callback_state_is_restored_if_asked(assert_same_runs, restore):
+    found = assert_same_runs(lambda library: counted(library, lambda: [Counter(5), EarlyStoppingCallback(5)], restore))
+    assert found == [(5, 5 if restore else 3)]
 
 
 def test_callbacks_of_one_class_restore_separate_states(tmp_path):
@@ -261,9 +246,9 @@ def test_callbacks_of_one_class_restore_separate_states(tmp_path):
     assert counted(library, lambda: [Counter(5), Counter(7)], True) == [(5, 5), (7, 5)]
 
 
-def test_missing_checkpoint_is_error_of_transformers(both):
+def test_missing_checkpoint_is_error_of_transformers(assert_same_runs):
     def run(library):
-        trainer = library.trainer(bert_classifier(), trainer={"train_dataset": sentences()}, max_steps=1)
+        trainer = library.trainer(max_steps=1)
         messages = []
         for source in (True, str(library.folder / "checkpoint-9")):
             with pytest.raises((ValueError, OSError)) as caught:
@@ -271,8 +256,7 @@ def test_missing_checkpoint_is_error_of_transformers(both):
             messages.append(str(caught.value).split("(")[0].split(str(library.folder))[0])
         return messages
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 def test_pickled_weights_that_run_code_are_refused(tmp_path):
@@ -300,11 +284,11 @@ def test_batch_size_found_by_transformers_is_used_and_shown(both, tmp_path, capf
 
         settings = {"auto_find_batch_size": True, "per_device_train_batch_size": 9, "max_steps": 7, "save_steps": 2}
         settings |= {"save_strategy": "steps", "train_sampling_strategy": strategy if library.is_ours else "random"}
-        data = {"train_dataset": [{**row, "length": 8} for row in sentences()]}
-        model = bert_classifier()
-        model.register_forward_pre_hook(take_memory, with_kwargs=True)
-        source = tmp_path / "transformers" / "checkpoint-2" if library.is_ours else None
-        trainer = library.trained(model, resume=source, trainer=data, disable_tqdm=not library.is_ours, **settings)
+        rows = [{**row, "length": 8} for row in sentences()]
+        trainer = library.trainer(train_dataset=rows, disable_tqdm=not library.is_ours, **settings)
+        trainer.model.register_forward_pre_hook(take_memory, with_kwargs=True)
+        source = str(tmp_path / "transformers" / "checkpoint-2") if library.is_ours else None
+        trainer.train(resume_from_checkpoint=source)
         return sizes, trainer.get_total_train_batch_size(trainer.args)
 
     (begun, _), (sizes, batch) = both(run)

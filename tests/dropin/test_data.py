@@ -1,7 +1,5 @@
 """Batches, their order and the random numbers drawn for them are those of transformers' Trainer, side by side."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,10 +19,10 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from transformers.trainer_pt_utils import AcceleratorConfig
 
 import mps_trainer
 from tests.conftest import assert_same_weights, weights
+from tests.dropin.conftest import Library
 
 SIZE, BATCH = 22, 4  # six batches an epoch, the last of two examples
 STEPS, STOP = 18, 8  # three epochs, and a checkpoint after two batches of the second
@@ -243,21 +241,11 @@ DRAWS_ON_UNDER_TRANSFORMERS = {"persistent"}
 
 def make(package, name, folder, **more):
     case = CASES[name]
-    # These are set on the made arguments, so that each package takes them as its own arguments would have them.
-    later = {
-        key: case.settings[key] for key in case.settings if key in ("train_sampling_strategy", "accelerator_config")
-    }
-    settings = {key: value for key, value in case.settings.items() if key not in later}
-    args = package.TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=BATCH, use_cpu=True, report_to="none", disable_tqdm=True,
-        logging_steps=1, save_steps=STOP, learning_rate=0.05, **settings, **more,
-    )  # fmt: skip
-    args.accelerator_config = AcceleratorConfig(**later.pop("accelerator_config", {}))
-    for key, value in later.items():
-        setattr(args, key, value)
+    steps = {"per_device_train_batch_size": BATCH, "save_steps": STOP, "save_strategy": "steps", "learning_rate": 0.05}
+    given = {"data_collator": case.collator, "train_dataset": case.dataset(), "eval_dataset": None}
     torch.manual_seed(0)
-    kind = package.Trainer if case.override is None else type("Subclass", (case.override, package.Trainer), {})
-    return kind(Bag(), args, case.collator, train_dataset=case.dataset())
+    kind = None if case.override is None else type("Subclass", (case.override, package.Trainer), {})
+    return Library(package, folder).trainer(Bag(), kind=kind, **{**given, **steps, **case.settings, **more})
 
 
 def outcome(trainer, resume=None):

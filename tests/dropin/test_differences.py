@@ -1,16 +1,15 @@
 """Both libraries have the numbers and behaviour that docs/differences.md states."""
 
-from __future__ import annotations
+import dataclasses
 
 import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration, ViTConfig, ViTForImageClassification
+from transformers import ViTForImageClassification
 
 import mps_trainer
-
-from .pairs import make
+from tests.tiny import tiny
 
 pytestmark = pytest.mark.skipif(
     not hasattr(transformers.Trainer, "_finalize_training"), reason="The page is about transformers 5.23."
@@ -33,10 +32,8 @@ def numbers(count: int) -> list[dict]:
 
 
 def test_unequal_batches_of_an_update_weigh_by_examples_here(library):
-    given = {"model": Squares(), "train_dataset": numbers(6), "eval_dataset": None}
     settings = {"gradient_accumulation_steps": 2, "train_sampling_strategy": "sequential", "max_steps": 1}
-    trainer = make(library.module, library.folder, given, **settings)
-    trainer.train()
+    trainer = library.trained(Squares(), train_dataset=numbers(6), per_device_train_batch_size=4, **settings)
     of_batches = [(0 + 1 + 4 + 9) / 4, (16 + 25) / 2]
     expected = {mps_trainer: (0 + 1 + 4 + 9 + 16 + 25) / 6, transformers: sum(of_batches) / 2}[library.module]
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected)
@@ -49,21 +46,16 @@ def test_create_optimizer_and_scheduler_is_called_here_only(library):
             super().create_optimizer_and_scheduler(num_training_steps)
 
     called: list[int] = []
-    given = {"model": Squares(), "train_dataset": numbers(6)}
-    make(library.module, library.folder, given, kind=Own, max_steps=1).train()
+    library.trained(Squares(), train_dataset=numbers(6), kind=Own, max_steps=1)
     assert called == {mps_trainer: [1], transformers: []}[library.module]
 
 
 @pytest.mark.parametrize("count", [8, 10])
 def test_eval_loss_of_seq2seq_trainer_weighs_by_examples_here(library, count):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, initializer_factor=5.0)).eval()
+    model = tiny("T5ForConditionalGeneration", initializer_factor=5.0).eval()
     rows = [{name: torch.randint(3, 64, (5,)) for name in ("input_ids", "labels")} for _ in range(count)]
-    args = library.module.Seq2SeqTrainingArguments(
-        str(library.folder), per_device_eval_batch_size=4, use_cpu=True, disable_tqdm=True, report_to="none"
-    )
-    loss = library.module.Seq2SeqTrainer(model, args, eval_dataset=rows).evaluate()["eval_loss"]
+    seq2seq = dataclasses.replace(library, prefix="Seq2Seq")
+    loss = seq2seq.trainer(model, eval_dataset=rows, per_device_eval_batch_size=4).evaluate()["eval_loss"]
     with torch.no_grad():
         each = [model(**{name: ids[None] for name, ids in row.items()}).loss.item() for row in rows]
     batches = [each[begin : begin + 4] for begin in range(0, count, 4)]
@@ -73,17 +65,14 @@ def test_eval_loss_of_seq2seq_trainer_weighs_by_examples_here(library, count):
 
 
 def test_best_weights_of_vit_are_all_restored_here(library):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=2))
+    model = tiny("ViTForImageClassification", image_size=8, patch_size=4, num_labels=2)
     rows = [{"pixel_values": torch.randn(3, 8, 8), "labels": n % 2} for n in range(16)]
     scores = iter([3, 2])
-    given = {"model": model, "train_dataset": rows, "eval_dataset": rows[:4]}
+    given = {"train_dataset": rows, "eval_dataset": rows[:4]}
     given["compute_metrics"] = lambda prediction: {"score": next(scores)}
     settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     settings |= {"load_best_model_at_end": True, "metric_for_best_model": "score"}
-    trainer = make(library.module, library.folder, given, **settings)
-    trainer.train()
+    trainer = library.trained(model, learning_rate=1e-2, **given, **settings)
     assert trainer.state.best_global_step == 1
     best = ViTForImageClassification.from_pretrained(library.folder / "checkpoint-1").state_dict()
     restored = [name for name, weights in model.state_dict().items() if torch.equal(weights, best[name])]

@@ -1,14 +1,12 @@
 """Metrics and predictions, number for number as in transformers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers import EvalPrediction
 
-from .conftest import assert_same_logs, bert_classifier, lasting, sentences
+from .conftest import sentences
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:
@@ -43,43 +41,27 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_metrics_and_predictions_are_those_of_transformers(both, settings):
+def test_metrics_and_predictions_are_those_of_transformers(assert_same_runs, settings):
     def run(library):
         metric = None if settings.get("eval_do_concat_batches") is False else accuracy
-        data = {"eval_dataset": sentences(19), "compute_metrics": metric}
-        trainer = library.trainer(bert_classifier(), trainer=data, **settings)
+        trainer = library.trainer(eval_dataset=sentences(19), compute_metrics=metric, **settings)
         metrics = trainer.evaluate()
         assert list(trainer.evaluate()) == list(metrics)
         return trainer, trainer.predict(sentences(19))
 
-    (their_trainer, theirs), (our_trainer, ours) = both(run)
     # in float16 transformers takes the mean of the losses in float16, too
-    tolerance = 1e-3 if "fp16_full_eval" in settings else 1e-5
-    assert_same_logs(our_trainer.state.log_history, their_trainer.state.log_history, tolerance)
-    assert type(ours).__name__ == type(theirs).__name__
-    assert lasting(ours.metrics) == pytest.approx(lasting(theirs.metrics), abs=tolerance)
-    for mine, other in zip(ours[:2], theirs[:2], strict=True):
-        assert type(mine) is type(other)
-        if isinstance(mine, list):
-            assert len(mine) == len(other)
-            mine, other = np.concatenate(mine), np.concatenate(other)
-        if mine is not None:
-            np.testing.assert_allclose(mine, other, atol=1e-6)
+    assert_same_runs(run, 1e-3 if "fp16_full_eval" in settings else 1e-5)
 
 
-def test_batch_eval_metrics_are_those_of_transformers(both):
+def test_batch_eval_metrics_are_those_of_transformers(assert_same_runs):
     def run(library):
         metric = Counted()
-        data = {"eval_dataset": sentences(19), "compute_metrics": metric}
-        trainer = library.trainer(bert_classifier(), trainer=data, batch_eval_metrics=True)
-        metrics = lasting(trainer.evaluate())
+        trainer = library.trainer(eval_dataset=sentences(19), compute_metrics=metric, batch_eval_metrics=True)
+        metrics = trainer.evaluate()
         output = trainer.predict(sentences(19))
         return metrics, output.predictions.shape, metric.calls
 
-    theirs, ours = both(run)
-    assert ours[0] == pytest.approx(theirs[0])
-    assert ours[1:] == theirs[1:]
-    assert ours[0]["eval_calls"] == 3
+    assert assert_same_runs(run)[0]["eval_calls"] == 3
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -92,11 +74,8 @@ def test_include_for_metrics_passes_inputs_and_losses(both, batched):
             seen.append((np.asarray(inputs).sum().item(), float(np.asarray(prediction.losses).sum())))
             return {"seen": len(seen)} if compute_result else {}
 
-        data = {"eval_dataset": sentences(19), "compute_metrics": metric}
-        trainer = library.trainer(
-            bert_classifier(), trainer=data, include_for_metrics=["inputs", "loss"], batch_eval_metrics=batched
-        )
-        trainer.evaluate()
+        settings = {"include_for_metrics": ["inputs", "loss"], "batch_eval_metrics": batched}
+        library.trainer(eval_dataset=sentences(19), compute_metrics=metric, **settings).evaluate()
         return seen
 
     theirs, ours = both(run)
@@ -105,40 +84,32 @@ def test_include_for_metrics_passes_inputs_and_losses(both, batched):
     assert [loss for _, loss in full] == pytest.approx([loss for _, loss in theirs[: len(full)]], abs=1e-4)
 
 
-def test_datasets_in_a_dictionary_have_prefixes_of_transformers(both):
+def test_datasets_in_a_dictionary_have_prefixes_of_transformers(assert_same_runs):
     def run(library):
-        data = {
-            "train_dataset": sentences(),
-            "eval_dataset": {"short": sentences(5), "long": sentences(11, seed=2)},
-            "compute_metrics": accuracy,
-        }
+        data = {"short": sentences(5), "long": sentences(11, seed=2)}
         settings = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "eval_long_accuracy"}
-        trainer = library.trained(bert_classifier(), trainer=data, max_steps=4, **settings)
-        names = [list(trainer.evaluate()), list(trainer.evaluate("short")), list(trainer.evaluate(sentences(3)))]
-        return trainer.state.log_history, trainer.state.best_metric, names
+        trainer = library.trained(eval_dataset=data, compute_metrics=accuracy, max_steps=4, **settings)
+        metrics = [trainer.evaluate(), trainer.evaluate("short"), trainer.evaluate(sentences(3))]
+        return trainer, trainer.state.best_metric, metrics
 
-    theirs, ours = both(run)
-    assert_same_logs(ours[0], theirs[0])
-    assert ours[1:] == theirs[1:]
+    assert_same_runs(run)
 
 
-def test_compute_metrics_set_with_the_loader_is_used(both):
+def test_compute_metrics_set_with_the_loader_is_used(assert_same_runs):
     def run(library):
         class Choosing(library.module.Trainer):
             def get_eval_dataloader(self, eval_dataset=None):
                 self.compute_metrics = {"short": accuracy}.get(eval_dataset)
                 return super().get_eval_dataloader(eval_dataset)
 
-        data = {"eval_dataset": {"short": sentences(5), "long": sentences(11, seed=2)}}
-        return list(library.trainer(bert_classifier(), trainer=data, kind=Choosing).evaluate())
+        data = {"short": sentences(5), "long": sentences(11, seed=2)}
+        return library.trainer(eval_dataset=data, kind=Choosing).evaluate()
 
-    theirs, ours = both(run)
-    assert ours == theirs
-    assert "eval_short_accuracy" in ours
+    assert "eval_short_accuracy" in assert_same_runs(run)
 
 
 @pytest.mark.parametrize("ignored", [None, ["extra"], ["extra", "hidden"]])
-def test_ignored_outputs_are_left_out_of_predictions(both, ignored):
+def test_ignored_outputs_are_left_out_of_predictions(assert_same_runs, ignored):
     class Many(nn.Module):
         def __init__(self):
             super().__init__()
@@ -152,13 +123,10 @@ def test_ignored_outputs_are_left_out_of_predictions(both, ignored):
         rows = [{"x": torch.full((3,), float(i)), "labels": torch.ones(3)} for i in range(5)]
         return library.trainer(Many()).predict(rows, ignore_keys=ignored).predictions
 
-    theirs, ours = both(run)
-    assert len(ours) == len(theirs)
-    for mine, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(mine, other)
+    assert_same_runs(run)
 
 
-def test_model_with_return_loss_is_evaluated_without_labels(both):
+def test_model_with_return_loss_is_evaluated_without_labels(assert_same_runs):
     class Contrastive(nn.Module):
         def __init__(self):
             super().__init__()
@@ -173,9 +141,7 @@ def test_model_with_return_loss_is_evaluated_without_labels(both):
     def run(library):
         rows = [{"x": torch.randn(4, generator=torch.Generator().manual_seed(i))} for i in range(10)]
         data = {"eval_dataset": rows, "train_dataset": rows}
-        trainer = library.trained(Contrastive(), trainer=data, evaluate=True, max_steps=2)
-        return trainer.state.log_history, trainer.predict(rows).label_ids
+        trainer = library.trained(Contrastive(), evaluate=True, max_steps=2, **data)
+        return trainer, trainer.predict(rows).label_ids
 
-    theirs, ours = both(run)
-    assert_same_logs(ours[0], theirs[0])
-    assert ours[1] == theirs[1]
+    assert_same_runs(run)

@@ -1,7 +1,5 @@
 """Uploads have the files, times and messages of transformers, as a stand-in for the hub records them."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from concurrent.futures import Future
@@ -12,13 +10,11 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
-from torch import nn
 from transformers import TrainerCallback
 
 import mps_trainer
 
-from .conftest import Library, bert_classifier, sentences
-from .test_training import Plain
+from .conftest import Library
 
 
 class StandIn:
@@ -56,15 +52,12 @@ def fake_hub(monkeypatch):
     return StandIn(monkeypatch)
 
 
-def run_with(library, fake_hub, model=None, **settings):
+def run_with(library, fake_hub, **settings):
     fake_hub.uploads.clear()
     fake_hub.repositories.clear()
     pushing = {"push_to_hub": True, "hub_model_id": "tiny", "hub_always_push": True, "hub_token": "secret"}
     steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    data = {"train_dataset": sentences()}
-    trainer = library.trainer(model or bert_classifier(), trainer=data, **{**pushing, **steps, **settings})
-    trainer.train()
-    return trainer
+    return library.trained(**{**pushing, **steps, **settings})
 
 
 STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
@@ -88,41 +81,36 @@ def test_hub_strategy_uploads_files_of_transformers(both, fake_hub, strategy):
     assert len(ours[2]) == {"end": 2, "every_save": 4}.get(strategy, 6)
 
 
-def test_uploads_of_epochs_have_messages_of_transformers(both, fake_hub):
+def test_uploads_of_epochs_have_messages_of_transformers(assert_same_runs, fake_hub):
     def run(library):
         run_with(library, fake_hub, save_strategy="epoch", max_steps=-1, num_train_epochs=2)
         return list(fake_hub.uploads)
 
-    theirs, ours = both(run)
-    assert ours == theirs
-    assert ours[0][1] == "Training in progress, epoch 1"
+    assert assert_same_runs(run)[0][1] == "Training in progress, epoch 1"
 
 
-def test_no_upload_starts_while_another_runs(both, fake_hub):
+@pytest.mark.parametrize("always", [False, True])
+def test_no_upload_starts_while_another_runs_unless_asked(both, fake_hub, always):
     def run(library):
-        begun = []
+        begun, jobs = [], []
 
         class Opens(TrainerCallback):
             def on_push_begin(self, args, state, control, **kwargs):
                 begun.append(state.global_step)
 
             def on_train_end(self, args, state, control, **kwargs):
+                jobs.append(len(trainer.push_in_progress.jobs))
                 fake_hub.gate.set()
 
         fake_hub.gate.clear()
-        data = {"train_dataset": sentences(), "callbacks": [Opens()]}
         fake_hub.uploads.clear()
         settings = {"push_to_hub": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-        library.trainer(bert_classifier(), trainer=data, **settings).train()
-        return [upload[1] for upload in fake_hub.uploads], begun
+        trainer = library.trainer(callbacks=[Opens()], hub_always_push=always, **settings)
+        trainer.train()
+        return [upload[1] for upload in fake_hub.uploads], begun, jobs
 
-    theirs, ours = both(run)
-    assert ours == theirs == (["Training in progress, step 1"], [1])
-
-
-def test_nothing_is_uploaded_without_push_to_hub(fake_hub, tmp_path):
-    run_with(Library(mps_trainer, tmp_path), fake_hub, push_to_hub=False)
-    assert fake_hub.uploads == fake_hub.repositories == []
+    steps = [1, 2, 3] if always else [1]
+    assert both(run) == (([f"Training in progress, step {step}" for step in steps], steps, [len(steps)]),) * 2
 
 
 def test_failed_uploads_are_warned_of_and_training_goes_on(fake_hub, tmp_path, caplog):
@@ -144,7 +132,7 @@ def test_token_without_write_access_is_refused_in_one_line(monkeypatch, tmp_path
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
     with pytest.raises(ValueError, match="hf auth login") as caught:
-        Library(mps_trainer, tmp_path).trainer(bert_classifier(), push_to_hub=True, hub_model_id="tiny")
+        Library(mps_trainer, tmp_path).trainer(push_to_hub=True, hub_model_id="tiny")
     assert "\n" not in str(caught.value)
 
 
@@ -161,9 +149,7 @@ def test_model_card_has_lines_of_transformers_card_offline(both, monkeypatch, se
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def run(library):
-        data = {"train_dataset": sentences(), "eval_dataset": sentences(8)}
-        steps = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1}
-        trainer = library.trained(bert_classifier(), trainer=data, **steps, **settings)
+        trainer = library.trained(max_steps=3, eval_strategy="steps", eval_steps=1, **settings)
         trainer.create_model_card(
             model_name="line", tags=["tiny"], license="mit", finetuned_from="base/line", language="en",
             tasks="text-classification", dataset_tags="glue", dataset="GLUE", dataset_args="mrpc",
@@ -179,16 +165,9 @@ def test_model_card_keeps_existing_tags(both):
     def run(library):
         library.folder.mkdir(parents=True)
         (library.folder / "README.md").write_text("---\ntags:\n- kept\n---\n# Mine\n")
-        library.trainer(bert_classifier()).create_model_card(tags="new", finetuned_from="base/line", model_name="line")
+        library.trainer().create_model_card(tags="new", finetuned_from="base/line", model_name="line")
         return (library.folder / "README.md").read_text()
 
     theirs, ours = both(run)
     assert "- kept" in ours
     assert lacks(ours, theirs) == []
-
-
-def test_module_without_configuration_has_a_model_card(tmp_path):
-    assert not hasattr(nn.Module(), "config")
-    trainer = Library(mps_trainer, tmp_path).trainer(Plain())
-    trainer.create_model_card(model_name="plain")
-    assert "# plain" in (tmp_path / "README.md").read_text()

@@ -1,7 +1,5 @@
 """The methods that make loaders, called or overridden, beside those of transformers' Trainer."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -14,15 +12,12 @@ from tests.dropin.conftest import Library
 from tests.dropin.test_data import BATCH, SIZE, Bag, Stream, pad, rows, table
 
 
-def make(library, override=object, data=None, model=None, collator=pad, strategy=None, given=None, **settings):
-    sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH}
-    args = library.args(**{**sizes, **settings})
-    if strategy is not None:
-        args.train_sampling_strategy = strategy
-    kind = library.module.Trainer
-    kind = kind if override is object else type("Subclass", (override, kind), {})
+def make(library, override=None, data=None, **settings):
+    kind = type("Subclass", (override, library.module.Trainer), {}) if override else None
     data = rows() if data is None else data
-    return kind(model or Bag(), args, collator, **{"train_dataset": data, "eval_dataset": data, **(given or {})})
+    defaults = {"model": Bag(), "data_collator": pad, "train_dataset": data, "eval_dataset": data}
+    sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH}
+    return library.trainer(kind=kind, **{**defaults, **sizes, **settings})
 
 
 def seen(loader) -> list[list[int]]:
@@ -31,16 +26,15 @@ def seen(loader) -> list[list[int]]:
 
 @pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length"])
 @pytest.mark.parametrize("data", [rows, table, Stream], ids=lambda data: data.__name__)
-def test_evaluation_order_is_that_of_transformers(both, strategy, data):
+def test_evaluation_order_is_that_of_transformers(assert_same_runs, strategy, data):
     def run(library):
-        trainer = make(library, data=data(), strategy=strategy, max_steps=2)
+        trainer = make(library, data=data(), train_sampling_strategy=strategy, max_steps=2)
         return seen(trainer.get_eval_dataloader()), seen(trainer.get_test_dataloader(data()))
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
-def test_train_loader_iterated_by_hand_has_order_of_transformers(both):
+def test_train_loader_iterated_by_hand_has_order_of_transformers(assert_same_runs):
     def run(library):
         trainer = make(library)
         torch.manual_seed(7)
@@ -50,8 +44,7 @@ def test_train_loader_iterated_by_hand_has_order_of_transformers(both):
         loader.set_epoch(1)
         return [*orders, seen(loader)], len(loader), loader.total_batch_size, loader.total_dataset_length
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 def test_lowered_batch_size_reaches_the_train_loader(library):
@@ -73,7 +66,7 @@ def test_signature_columns_of_subclass_are_kept(library):
             kept.update(*items)
             return pad(items)
 
-        seen(make(library, Named, data, collator=collate, max_steps=2).get_train_dataloader())
+        seen(make(library, Named, data, data_collator=collate, max_steps=2).get_train_dataloader())
         assert kept == {"input_ids", "labels", "idx"}
 
 
@@ -125,7 +118,7 @@ def test_list_of_batches_may_be_the_train_loader(library):
         def num_examples(self, dataloader):
             return 6
 
-    trainer = make(library, Listed, num_train_epochs=2, given={"train_dataset": None})
+    trainer = make(library, Listed, num_train_epochs=2, train_dataset=None)
     trainer.train()
     assert trainer.model.seen == [[0, 1], [2, 3], [4, 5]] * 2
 
@@ -133,7 +126,7 @@ def test_list_of_batches_may_be_the_train_loader(library):
 @pytest.mark.parametrize("persistent", [True, False])
 def test_evaluation_loader_is_kept_only_if_its_workers_persist(library, persistent):
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": persistent}
-    trainer = make(library, given={"eval_dataset": {"a": rows(), "b": rows(6)}}, **settings)
+    trainer = make(library, eval_dataset={"a": rows(), "b": rows(6)}, **settings)
     assert (trainer.get_eval_dataloader("a") is trainer.get_eval_dataloader("a")) == persistent
     assert trainer.get_eval_dataloader("a") is not trainer.get_eval_dataloader("b")
     assert len(trainer.get_eval_dataloader("b").dataset) == 6
@@ -160,7 +153,7 @@ def test_num_tokens_counts_input_ids():
 
 
 def test_missing_datasets_are_a_value_error(library):
-    trainer = make(library, given={"train_dataset": None, "eval_dataset": None})
+    trainer = make(library, train_dataset=None, eval_dataset=None)
     for get in (trainer.get_train_dataloader, trainer.get_eval_dataloader):
         with pytest.raises(ValueError, match=r"train_dataset|eval_dataset"):
             get()
@@ -168,7 +161,7 @@ def test_missing_datasets_are_a_value_error(library):
 
 def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog):
     grouped, plain = (
-        make(Library(mps_trainer, tmp_path), data=Stream(), strategy=strategy, max_steps=2)
+        make(Library(mps_trainer, tmp_path), data=Stream(), train_sampling_strategy=strategy, max_steps=2)
         for strategy in ("group_by_length", "random")
     )
     with caplog.at_level(logging.WARNING):
@@ -177,7 +170,7 @@ def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog):
 
 
 def test_examples_without_length_cannot_be_grouped(library):
-    trainer = make(library, data=examples(8), model=Classifier(), strategy="group_by_length")
+    trainer = make(library, data=examples(8), model=Classifier(), train_sampling_strategy="group_by_length")
     with pytest.raises(ValueError, match="'input_ids'"):
         trainer.get_train_dataloader()
 
@@ -187,7 +180,7 @@ def test_lengths_are_those_of_first_input_of_processing_class(library):
         model_input_names = ("sounds",)
 
     data = [{"sounds": [0] * (1 + i % 7), "input_ids": [i], "labels": 0} for i in range(SIZE)]
-    trainer = make(library, data=data, strategy="group_by_length", given={"processing_class": Reader()})
+    trainer = make(library, data=data, train_sampling_strategy="group_by_length", processing_class=Reader())
     assert list(trainer._get_train_sampler().lengths) == [1 + i % 7 for i in range(SIZE)]
 
 

@@ -1,7 +1,5 @@
 """The Trainer has the names and signatures of transformers'; its own names do not collide with those of subclasses."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Optimizers and parameter groups of transformers' Trainer and this one, side by side on the CPU."""
-
-from __future__ import annotations
+"""Optimizers, parameter groups and learning-rate schedules of transformers' Trainer and this one, side by side."""
 
 import sys
 from types import SimpleNamespace
@@ -9,12 +7,68 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 import mps_trainer
 from mps_trainer import MisconfigurationException
 from tests.conftest import logged, on_device
-from tests.dropin.pairs import Net, assert_same_weights, both, make
+
+from .conftest import Library
+
+
+class Net(nn.Module):
+    """A classifier with every kind of normalisation, under names that do and do not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.up = nn.Linear(8, 64)
+        self.bn = nn.BatchNorm1d(64)
+        self.attention = nn.Linear(64, 64)
+        self.norm = nn.GroupNorm(4, 64)
+        self.rms = nn.RMSNorm(64)
+        self.final_norm = nn.LayerNorm(64)
+        self.ln = nn.LayerNorm(64)
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x, labels=None):
+        hidden = self.norm(self.bn(torch.tanh(self.up(self.embed(x).mean(1)))))
+        hidden = self.ln(self.final_norm(self.rms(self.frozen(self.attention(hidden)))))
+        logits = self.head(hidden)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def rows(count: int = 32) -> list[dict]:
+    numbers = torch.randint(0, 16, (count, 5), generator=torch.Generator().manual_seed(3))
+    return [{"x": row, "labels": int(row.sum() % 2)} for row in numbers]
+
+
+def make(package, folder, kind: type | None = None, **settings):
+    """Returns a Trainer of `package`."""
+    defaults = {
+        **{"train_dataset": rows(), "eval_dataset": rows(8), "per_device_train_batch_size": 4, "max_steps": 5},
+        **{"learning_rate": 1e-2, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6},
+    }
+    if not settings.keys() & {"model", "model_init"}:
+        torch.manual_seed(0)
+        settings["model"] = Net()
+    return Library(package, folder).trainer(kind=kind, **{**defaults, **settings})
+
+
+def both(folder, kind=None, **how):
+    """Returns a Trainer of each package, this one's first. `kind(package)` is the class, if given."""
+    return [
+        make(package, folder / package.__name__, kind=kind and kind(package), **how)
+        for package in (mps_trainer, transformers)
+    ]
+
+
+def assert_same_weights(ours, theirs) -> None:
+    """Asserts equality up to rounding: the norm to clip by is summed in another order."""
+    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict())
+
 
 # The package that an optimizer needs, by the beginnings of its name.
 PACKAGES = {
@@ -246,14 +300,14 @@ class Halves:
 @pytest.mark.parametrize("kind", [torch.optim.SGD, Halves])
 def test_optimizer_cls_and_kwargs_come_before_optim(kind, tmp_path):
     given = {"lr": 0.1, "momentum": 0.5}
-    assert_same_training(*both(tmp_path, trainer={"optimizer_cls_and_kwargs": (kind, given)}))
+    assert_same_training(*both(tmp_path, optimizer_cls_and_kwargs=(kind, given)))
     assert given == {"lr": 0.1, "momentum": 0.5}
 
 
 @pytest.mark.parametrize("name", ["params", "model"])
 def test_optimizer_kwargs_may_name_parameters(name, tmp_path):
     ours, theirs = (
-        make(package, tmp_path, trainer={"model": model, "optimizer_cls_and_kwargs": (torch.optim.SGD, settings)})
+        make(package, tmp_path, model=model, optimizer_cls_and_kwargs=(torch.optim.SGD, settings))
         for package in (mps_trainer, transformers)
         for model in [Net()]
         for settings in [{name: [model.head.weight], "lr": 0.1}]
@@ -272,9 +326,9 @@ def test_conflicting_optimizers_are_refused_as_in_transformers(tmp_path):
         {"optimizers": (None, schedule), "model_init": Net},
     ):
         with pytest.raises(RuntimeError, match="incompatible"):
-            make(transformers, tmp_path, given)
+            make(transformers, tmp_path, **given)
         with pytest.raises(RuntimeError, match="were given") as error:
-            make(mps_trainer, tmp_path, given)
+            make(mps_trainer, tmp_path, **given)
         assert isinstance(error.value, MisconfigurationException)
 
 
@@ -301,9 +355,9 @@ def test_second_train_keeps_optimizer_and_schedule_as_transformers(given, tmp_pa
             "both": {"model": model, "optimizers": (optimizer, schedule)},
             "schedule": {"model": model, "optimizers": (None, schedule)},
             "model_init": {"model_init": Net},
-        }.get(given)
+        }.get(given, {})
         kind = own_parts(package) if given == "subclass" else None
-        trainers.append(make(package, tmp_path, trainer, kind=kind))
+        trainers.append(make(package, tmp_path, kind, **trainer))
         results.append(train_twice(trainers[-1]))
     assert results[0] == results[1]
     assert_same_weights(*trainers)
@@ -338,8 +392,8 @@ def test_optimizer_with_modes_is_switched(tmp_path):
         def eval(self):
             told.append("eval")
 
-    given = {"optimizer_cls_and_kwargs": (Modes, {"lr": 0.1})}
-    for trainer in both(tmp_path, trainer=given, max_steps=2, eval_strategy="steps", eval_steps=1):
+    given = {"optimizer_cls_and_kwargs": (Modes, {"lr": 0.1}), "eval_strategy": "steps", "eval_steps": 1}
+    for trainer in both(tmp_path, max_steps=2, **given):
         told.clear()
         trainer.train()
         assert told == ["train", "eval", "train", "eval"]
@@ -350,3 +404,53 @@ def test_8_bit_optimizer_keeps_embeddings_at_32_bits(tmp_path):
     trainer = make(mps_trainer, tmp_path, optim="adamw_8bit")
     overrides = trainer.create_optimizer().mng.module_weight_config_triple
     assert (trainer.model.embed, "weight", {"optim_bits": 32}) in overrides
+
+
+# Schedules
+
+
+# With their default settings, these are constant for ten steps.
+CONSTANT = ("constant", "reduce_lr_on_plateau", "greedy")
+SCHEDULES = [
+    *[(name.value, {}) for name in SchedulerType if name.value not in ("cosine_with_min_lr", "warmup_stable_decay")],
+    ("cosine_with_restarts", {"num_cycles": 2}),
+    ("polynomial", {"power": 2.0, "lr_end": 1e-5}),
+    ("inverse_sqrt", {"timescale": 3}),
+    ("cosine_with_min_lr", {"min_lr": 1e-4}),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.2}),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1, "warmup_lr_rate": 0.3}),
+    ("warmup_stable_decay", {"num_decay_steps": 3, "min_lr_ratio": 0.1, "decay_type": "cosine"}),
+    ("reduce_lr_on_plateau", {"factor": 0.2, "patience": 0, "threshold": 10.0}),
+    ("greedy", {"patience": 0, "factor": 0.5, "min_lr": 1e-4}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SCHEDULES)
+def test_schedule_has_learning_rates_of_transformers(name, settings, tmp_path):
+    if name == "cosine_warmup_with_min_lr" and not settings:
+        settings = {"min_lr": 1e-5}
+    ours, theirs = both(
+        tmp_path,
+        **{"lr_scheduler_type": name, "lr_scheduler_kwargs": settings, "warmup_steps": 0.25, "max_steps": 10},
+        **{"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"},
+    )
+    ours.train()
+    theirs.train()
+    assert type(ours.lr_scheduler) is type(theirs.lr_scheduler)
+    rates = logged(ours, "learning_rate")
+    assert rates == logged(theirs, "learning_rate")
+    assert (len(set(rates)) > 1) is (bool(settings) or name not in CONSTANT)
+    assert_same_weights(ours, theirs)
+
+
+def test_unknown_setting_of_schedule_is_refused(tmp_path):
+    trainer = make(mps_trainer, tmp_path, lr_scheduler_type="cosine", lr_scheduler_kwargs={"min_lr": 1e-6})
+    with pytest.raises(TypeError, match="min_lr") as error:
+        trainer.create_optimizer_and_scheduler(10)
+    assert isinstance(error.value, MisconfigurationException)
+
+
+def test_settings_for_schedule_without_any_are_warned_of(tmp_path, caplog):
+    trainer = make(mps_trainer, tmp_path, lr_scheduler_type="constant", lr_scheduler_kwargs={"power": 2})
+    trainer.create_optimizer_and_scheduler(10)
+    assert "lr_scheduler_kwargs" in caplog.text

@@ -1,7 +1,5 @@
 """Models with PEFT adapters train, save, resume and load the best adapters as in transformers."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -11,7 +9,7 @@ import mps_trainer
 
 from ..conftest import assert_same_weights
 from ..conftest import weights as on_cpu
-from .conftest import Library, assert_close_weights, assert_same_logs, bert_classifier, gpt2, sentences, texts
+from .conftest import Library, assert_close_weights, assert_same, bert_classifier, gpt2, sentences, texts
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
@@ -26,19 +24,17 @@ def lora(r=2):
     return peft.get_peft_model(bert_classifier(), config)
 
 
-def trained(library, resume=None, model=None, data=None, **settings):
-    data = data or {"train_dataset": sentences(), "eval_dataset": sentences(8, seed=1)}
-    return library.trained(model or lora(), resume=resume, trainer=data, **{**STEPS, **settings})
+def trained(library, resume=None, model=None, **settings):
+    return library.trained(model or lora(), resume=resume, **{**STEPS, **settings})
 
 
 def test_adapters_have_same_logs_and_files(both):
     def run(library):
-        trainer = trained(library)
-        trainer.evaluate()
+        trainer = trained(library, evaluate=True)
         return trainer, {path.name for path in (library.folder / "checkpoint-2").iterdir()}
 
     (their_trainer, their_files), (our_trainer, our_files) = both(run)
-    assert_same_logs(our_trainer.state.log_history, their_trainer.state.log_history)
+    assert_same(our_trainer, their_trainer)
     assert our_files == their_files | {"loop_state.json", "manifest.json"}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= our_files
     assert "model.safetensors" not in our_files
@@ -56,19 +52,21 @@ def test_run_begun_in_one_library_resumes_in_the_other(both, tmp_path):
 
     uninterrupted, _ = both(whole)
     for trainer in both(resumed):
-        assert_same_logs(trainer.state.log_history[:-1], uninterrupted.state.log_history[:-1], resumed=True)
+        assert_same(trainer.state.log_history[:-1], uninterrupted.state.log_history[:-1], resumed=True)
         assert_close_weights(trainer, uninterrupted)
 
 
-def test_best_adapters_are_loaded_at_the_end(both):
+def test_best_adapters_are_loaded_at_the_end(assert_same_runs):
     best = {
         "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True,
         "metric_for_best_model": "loss", "greater_is_better": True,
     }  # fmt: skip
-    theirs, ours = both(lambda library: trained(library, **best))
-    assert_same_logs(ours.state.log_history, theirs.state.log_history)
-    assert ours.state.best_global_step == theirs.state.best_global_step
-    assert_close_weights(ours, theirs)
+
+    def run(library):
+        trainer = trained(library, **best)
+        return trainer, trainer.state.best_global_step, trainer.model.state_dict()
+
+    assert_same_runs(run)
 
 
 def test_several_adapters_have_folders_of_their_own(both):
@@ -97,7 +95,7 @@ def test_prompt_tuning_has_same_logs(assert_same_runs):
     def run(library):
         torch.manual_seed(3)
         model = peft.get_peft_model(gpt2(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-        return trained(library, model=model, data={"train_dataset": texts()}, label_names=["labels"])
+        return trained(library, model=model, train_dataset=texts(), label_names=["labels"])
 
     assert_same_runs(run)
 

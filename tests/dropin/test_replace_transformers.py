@@ -1,7 +1,5 @@
 """`replace_transformers` replaces transformers' Trainer and arguments, unless something was built on them before."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

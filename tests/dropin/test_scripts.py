@@ -1,7 +1,5 @@
 """A script whose import is swapped has the same losses, metrics and files."""
 
-from __future__ import annotations
-
 import json
 import random
 import runpy
@@ -14,9 +12,10 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from .conftest import assert_same_logs, lasting
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
+from .conftest import assert_same
+
 SCRIPT = ROOT / "tests" / "dropin" / "scripts" / "finetune.py"
 WORDS = [f"w{i}" for i in range(40)]
 SIZES = {
@@ -106,11 +105,10 @@ def test_script_has_same_losses_metrics_and_files(files, run, task):
     ]
     assert written[0] == written[1]
     read = [json.loads((out / "trainer_state.json").read_text()) for out in (ours, theirs)]
-    assert_same_logs(read[0]["log_history"], read[1]["log_history"], tolerance=1e-5)
+    assert_same(read[0]["log_history"], read[1]["log_history"])
     assert len(read[0]["log_history"]) == 6 + 2 + 1
     results = [json.loads((out / "all_results.json").read_text()) for out in (ours, theirs)]
-    assert list(results[0]) == list(results[1])
-    assert lasting(results[0]) == pytest.approx(lasting(results[1]), abs=1e-5)
+    assert_same(*results)
     for name in ("predictions.txt", "config.json"):
         assert (ours / name).read_text() == (theirs / name).read_text(), name
     # The card says more where transformers leaves placeholders.

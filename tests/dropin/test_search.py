@@ -1,30 +1,13 @@
 """Hyper-parameter searches of this package and of transformers with the same sampler."""
 
-from __future__ import annotations
-
 import pytest
-import torch
-from torch import nn
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
 
 import mps_trainer
 
-from .conftest import Library
+from .conftest import Library, bert_classifier
 
 optuna = pytest.importorskip("optuna")
-
-
-class Regression(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(1, 1)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        y = self.line(x).squeeze(-1)
-        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
-
-
-POINTS = [{"x": torch.tensor([i / 16]), "labels": torch.tensor(2 * i / 16 + 1)} for i in range(16)]
 
 
 def space(trial) -> dict[str, object]:
@@ -34,10 +17,9 @@ def space(trial) -> dict[str, object]:
     }
 
 
-def make(library, model_init=lambda: Regression(), **settings):
-    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2, **settings}
-    data = {"model_init": model_init, "train_dataset": POINTS, "eval_dataset": POINTS}
-    return library.trainer(trainer=data, **settings)
+def make(library, **settings):
+    saves = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2}
+    return library.trainer(**{"model_init": lambda: bert_classifier(), **saves, **settings})
 
 
 def search(trainer, **settings):
@@ -45,16 +27,12 @@ def search(trainer, **settings):
     return trainer.hyperparameter_search(**settings)
 
 
-def test_search_finds_best_run_of_transformers_in_same_folders(both):
+def test_search_finds_best_run_of_transformers_in_same_folders(assert_same_runs):
     def run(library):
         best = search(make(library), hp_name=lambda trial: f"try-{trial.number}")
         return best, sorted(str(path.relative_to(library.folder)) for path in library.folder.glob("*/checkpoint-*"))
 
-    (theirs, their_folders), (ours, our_folders) = both(run)
-    assert (ours.run_id, ours.hyperparameters) == (theirs.run_id, theirs.hyperparameters)
-    assert ours.objective == pytest.approx(theirs.objective, abs=1e-4)
-    assert our_folders == their_folders
-    assert len(our_folders) == 8  # two epochs of four trials
+    assert len(assert_same_runs(run, 1e-4)[1]) == 8  # two epochs of four trials
 
 
 def test_search_continues_after_pruned_trial(library):
@@ -70,11 +48,10 @@ def test_search_continues_after_pruned_trial(library):
 
 
 def test_search_without_model_init_is_refused(tmp_path):
-    args = mps_trainer.TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     with pytest.raises(RuntimeError, match="model_init"):
-        mps_trainer.Trainer(model=Regression(), args=args).hyperparameter_search(backend="optuna")
+        Library(mps_trainer, tmp_path).trainer().hyperparameter_search(backend="optuna")
     with pytest.raises(RuntimeError, match="0 or 1 argument"):
-        make(Library(mps_trainer, tmp_path), model_init=lambda first, second: Regression())
+        make(Library(mps_trainer, tmp_path), model_init=lambda first, second: None)
 
 
 @pytest.mark.parametrize("backend", [None, "optuna"])

@@ -1,7 +1,5 @@
 """Seq2SeqTrainer generates, scores and pads as transformers' own does."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -12,27 +10,17 @@ from transformers import GenerationConfig, HfArgumentParser
 
 import mps_trainer
 from mps_trainer import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from tests.tiny import tiny
 
-from .conftest import assert_same_logs, lasting
+SPECIAL = {"vocab_size": 40, "eos_token_id": 1}
 
 
 def t5(dropout: float = 0.1):
-    config = transformers.T5Config(
-        vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, dropout_rate=dropout,
-        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return transformers.T5ForConditionalGeneration(config)
+    return tiny("T5ForConditionalGeneration", **SPECIAL, dropout_rate=dropout)
 
 
 def bart():
-    config = transformers.BartConfig(
-        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=64,
-        pad_token_id=0, bos_token_id=2, eos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=1,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return transformers.BartForConditionalGeneration(config)
+    return tiny("BartForConditionalGeneration", **SPECIAL, bos_token_id=2, decoder_start_token_id=1)
 
 
 def pairs(count: int = 12, labels: bool = True):
@@ -51,12 +39,9 @@ def shifted(count: int):
     return [{**row, "decoder_input_ids": model._shift_right(row["labels"][None])[0]} for row in rows]
 
 
-def seq2seq(library, model=None, trainer=None, **settings):
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
-    args = library.module.Seq2SeqTrainingArguments(
-        output_dir=str(library.folder), **{**quiet, "predict_with_generate": True, **settings}
-    )
-    return library.module.Seq2SeqTrainer(model=model or t5(), args=args, **(trainer or {}))
+def seq2seq(library, model=None, **settings):
+    library = dataclasses.replace(library, prefix="Seq2Seq")
+    return library.trainer(model or t5(), **{"predict_with_generate": True, **settings})
 
 
 def sizes(prediction):
@@ -78,40 +63,31 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_training_evaluation_and_prediction_are_those_of_transformers(both, settings):
+def test_training_evaluation_and_prediction_are_those_of_transformers(assert_same_runs, settings):
     def run(library):
         metric = sizes if settings.get("predict_with_generate", True) else None
         data = {"train_dataset": shifted(12), "eval_dataset": shifted(6), "compute_metrics": metric}
         steps = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
-        trainer = seq2seq(library, trainer=data, **{**steps, **settings})
+        trainer = seq2seq(library, **data, **{**steps, **settings})
         trainer.train()
-        output = trainer.predict(pairs(6))
-        predictions = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
-        return trainer.state.log_history, predictions, output.label_ids, lasting(output.metrics)
+        return trainer, trainer.predict(pairs(6))
 
-    theirs, ours = both(run)
-    assert_same_logs(ours[0], theirs[0])
-    for mine, other in zip(ours[1:3], theirs[1:3], strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-5) if other is not None else None
-        assert (mine is None) == (other is None)
-    assert ours[3] == pytest.approx(theirs[3], abs=1e-5)
+    assert_same_runs(run)
 
 
 @pytest.mark.parametrize("model", [t5, bart])
 @pytest.mark.parametrize("given", [{}, {"max_length": 6}, {"max_new_tokens": 4, "num_beams": 2}, {"do_sample": True}])
-def test_generation_kwargs_of_one_evaluation_are_used(both, model, given):
+def test_generation_kwargs_of_one_evaluation_are_used(assert_same_runs, model, given):
     def run(library):
-        trainer = seq2seq(library, model(), trainer={"eval_dataset": pairs(5), "compute_metrics": sizes})
+        trainer = seq2seq(library, model(), eval_dataset=pairs(5), compute_metrics=sizes)
         torch.manual_seed(5)
-        return lasting(trainer.evaluate(**given)), trainer.predict(pairs(5, labels=False), **given).predictions
+        return trainer.evaluate(**given), trainer.predict(pairs(5, labels=False), **given).predictions
 
-    theirs, ours = both(run)
-    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
-    np.testing.assert_array_equal(ours[1], theirs[1])
+    assert_same_runs(run)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "path"])
-def test_generation_config_is_read_from_disk(both, tmp_path, kind):
+def test_generation_config_is_read_from_disk(assert_same_runs, tmp_path, kind):
     GenerationConfig(max_length=13, num_beams=2).save_pretrained(tmp_path / "saved")
     sources = {"folder": str(tmp_path / "saved"), "path": tmp_path / "saved"}
     source = sources.get(kind, str(tmp_path / "saved" / "generation_config.json"))
@@ -120,8 +96,7 @@ def test_generation_config_is_read_from_disk(both, tmp_path, kind):
         trainer = seq2seq(library, generation_config=source)
         return trainer.model.generation_config.max_length, trainer.args.to_dict()["generation_config"] is not None
 
-    theirs, ours = both(run)
-    assert ours == theirs == (13, True)
+    assert assert_same_runs(run) == (13, True)
 
 
 def test_contradictory_generation_config_is_refused_as_in_transformers(both):

@@ -1,8 +1,7 @@
-"""Subclasses written for transformers' Trainer: their overrides are called, and the attributes they read exist."""
-
-from __future__ import annotations
+"""Overrides of subclasses written for transformers' Trainer are called, and so is what code replaces later."""
 
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -45,16 +44,13 @@ def recording(trainer_class: type, calls: list[str]) -> type:
 def test_overridden_methods_are_called_as_often_as_in_transformers(both):
     def run(library):
         calls: list[str] = []
-        data = {"train_dataset": sentences(), "eval_dataset": sentences(8)}
         settings = {
             "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 4,
             "load_best_model_at_end": True, "gradient_accumulation_steps": 2, "include_num_input_tokens_seen": "all",
         }  # fmt: skip
         kind = recording(library.module.Trainer, calls)
-        library.trained(bert_classifier(), kind=kind, trainer=data, **settings)
-        trainer = library.trainer(bert_classifier(), kind=kind, trainer=data, **{**settings, "max_steps": 6})
-        trainer.train(resume_from_checkpoint=True)
-        trainer.predict(sentences(8))
+        library.trained(kind=kind, **settings)
+        library.trained(kind=kind, resume=True, **{**settings, "max_steps": 6}).predict(sentences(8))
         return {name: calls.count(name) for name in HOOKS}
 
     theirs, ours = both(run)
@@ -139,11 +135,9 @@ def test_own_loss_gives_same_logs_and_no_warning(assert_same_runs, name):
         pytest.skip("transformers 5.20, the last for Python 3.10, has no loss_is_scaled_for_ga")
 
     def run(library):
-        trainer = library.trainer(
-            model(), kind=type("Own", (library.module.Trainer,), members),
-            trainer={"train_dataset": rows(), "eval_dataset": rows(9, seed=1)},
-            **{"per_device_train_batch_size": 2, "max_steps": 3, **settings},
-        )  # fmt: skip
+        own = {"kind": type("Own", (library.module.Trainer,), members), "train_dataset": rows()}
+        steps = {"per_device_train_batch_size": 2, "max_steps": 3}
+        trainer = library.trainer(model(), eval_dataset=rows(9, seed=1), **{**own, **steps, **settings})
         trainer.evaluate()
         with warnings.catch_warnings():
             warnings.filterwarnings("error", ".*loss_is_scaled_for_ga")
@@ -154,12 +148,11 @@ def test_own_loss_gives_same_logs_and_no_warning(assert_same_runs, name):
 
 
 def test_compute_loss_func_gives_same_logs(assert_same_runs):
-    data = {"train_dataset": sentences(), "eval_dataset": sentences(8), "compute_loss_func": given_loss}
     settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 3}
-    assert_same_runs(lambda library: library.trained(bert_classifier(), trainer=data, evaluate=True, **settings))
+    assert_same_runs(lambda library: library.trained(compute_loss_func=given_loss, evaluate=True, **settings))
 
 
-def test_own_prediction_step_gives_same_metrics(both):
+def test_own_prediction_step_gives_same_metrics(assert_same_runs):
     def run(library):
         class Step(library.module.Trainer):
             def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -171,12 +164,9 @@ def test_own_prediction_step_gives_same_metrics(both):
         def accuracy(prediction):
             return {"accuracy": (prediction.predictions == prediction.label_ids).mean()}
 
-        data = {"eval_dataset": sentences(9), "compute_metrics": accuracy}
-        trainer = library.trainer(bert_classifier(), kind=Step, trainer=data)
-        return [name for name in trainer.evaluate() if "_" in name], trainer.evaluate()["eval_accuracy"]
+        return library.trainer(kind=Step, eval_dataset=sentences(9), compute_metrics=accuracy).evaluate()
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 ATTRIBUTES = [
@@ -196,7 +186,7 @@ def test_attributes_of_transformers_exist_before_and_during_training(both):
             def on_step_end(self, args, state, control, **kwargs):
                 found.update({("during", name) for name in ATTRIBUTES if hasattr(trainer, name)})
 
-        trainer = library.trainer(bert_classifier(), trainer={"train_dataset": sentences()}, max_steps=1)
+        trainer = library.trainer(max_steps=1)
         found = {("before", name) for name in ATTRIBUTES if hasattr(trainer, name)}
         trainer.add_callback(Reads)
         trainer.train()
@@ -233,16 +223,15 @@ class Stream(IterableDataset):
         ({"max_steps": 7, "dataloader_drop_last": True}, Stream),
     ],
 )
-def test_set_initial_training_values_returns_sizes_of_transformers(both, settings, data):
+def test_set_initial_training_values_returns_sizes_of_transformers(assert_same_runs, settings, data):
     def run(library):
-        trainer = library.trainer(bert_classifier(), trainer={"train_dataset": data(sentences(18))}, **settings)
+        trainer = library.trainer(train_dataset=data(sentences(18)), **settings)
         return trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
-def test_subclass_changes_number_of_steps_and_final_metrics(both):
+def test_subclass_changes_number_of_steps_and_final_metrics(assert_same_runs):
     def run(library):
         class Own(library.module.Trainer):
             def set_initial_training_values(self, args, dataloader):
@@ -255,21 +244,122 @@ def test_subclass_changes_number_of_steps_and_final_metrics(both):
                 return output._replace(metrics={**output.metrics, "own": 1.0})
 
         seen = []
-        trainer = library.trainer(bert_classifier(), kind=Own, trainer={"train_dataset": sentences()}, max_steps=3)
+        trainer = library.trainer(kind=Own, max_steps=3)
         output = trainer.train()
         assert output.metrics["own"] == 1.0
         return seen, output.global_step, len(trainer.state.log_history)
 
-    theirs, ours = both(run)
-    assert ours == theirs
+    assert_same_runs(run)
 
 
 def test_metrics_format_and_parallel_sizes_are_those_of_transformers(both):
     metrics = {"train_runtime": 12.345, "total_flos": 2.0**31, "train_loss": 0.123456, "epoch": 3.0}
 
     def run(library):
-        trainer = library.trainer(bert_classifier())
+        trainer = library.trainer()
         return trainer.get_tp_size(), trainer.get_cp_size(), trainer.get_sp_size()
 
     assert both(run) == ((1, 1, 1),) * 2
     assert Trainer.metrics_format(metrics) == metrics_format(metrics)
+
+
+# What code replaces during a run, or on the class itself
+
+
+class At(TrainerCallback):
+    """Calls `work` at the first event of a kind."""
+
+    def __init__(self, event, work):
+        setattr(self, event, self.run)
+        self.work, self.done = work, False
+
+    def run(self, *args, **kwargs):
+        if not self.done:
+            self.done = True
+            self.work()
+
+
+def with_sgd(trainer):
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    trainer.lr_scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1, gamma=0.5)
+
+
+def with_new_schedule(trainer):
+    trainer.lr_scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1, gamma=0.1)
+
+
+@pytest.mark.parametrize("event", ["on_train_begin", "on_step_end"])
+@pytest.mark.parametrize("change", [with_sgd, with_new_schedule])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.1])
+def test_optimizer_or_schedule_replaced_by_callback_is_used(assert_same_runs, event, change, max_grad_norm):
+    def run(library):
+        trainer = library.trainer(max_steps=4, max_grad_norm=max_grad_norm)
+        trainer.add_callback(At(event, lambda: change(trainer)))
+        trainer.train()
+        return trainer, trainer.model.state_dict()
+
+    assert_same_runs(run)
+
+
+@pytest.mark.parametrize("name", ["log", "_get_learning_rate", "get_batch_samples", "_clip_grad_norm", "store_flos"])
+def test_method_replaced_by_callback_is_called(make_trainer, name):
+    trainer = make_trainer(max_steps=2)
+    watched = mock.Mock(wraps=getattr(trainer, name))
+    trainer.add_callback(At("on_train_begin", lambda: setattr(trainer, name, watched)))
+    trainer.train()
+    assert watched.call_count >= 2
+
+
+@pytest.mark.parametrize("name", ["save_model", "_save", "_save_optimizer_and_scheduler", "_save_rng_state"])
+def test_writer_patched_on_the_class_is_called_with_save_async(make_trainer, name):
+    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=1, save_async=True)
+    with mock.patch.object(Trainer, name, autospec=True, side_effect=getattr(Trainer, name)) as patched:
+        trainer.train()
+    assert patched.call_count == 2
+
+
+def test_loss_of_patched_training_step_may_change_later(make_trainer):
+    original = Trainer.training_step
+
+    def changed(self, *args, **kwargs):
+        loss = original(self, *args, **kwargs)
+        losses.append(loss)
+        return loss
+
+    losses = []
+    trainer = make_trainer(max_steps=2, logging_steps=2)
+    trainer.add_callback(At("on_step_end", lambda: losses[0].zero_()))
+    with mock.patch.object(Trainer, "training_step", changed):
+        trainer.train()
+    first, second = trainer.state.log_history[0]["loss"], trainer.state.log_history[1]["train_loss"]
+    assert first == pytest.approx(second)
+    assert first > losses[1].item() / 2 + 0.1  # the mean has the first loss as it was
+
+
+def test_callbacks_get_replaced_arguments(make_trainer, make_args):
+    seen = mock.Mock(spec=TrainerCallback)
+    trainer = make_trainer({"callbacks": [seen]})
+    trainer.args = make_args(seed=7)
+    trainer.evaluate()
+    assert seen.on_evaluate.call_args.args[0] is trainer.args
+
+
+def test_compute_metrics_replaced_during_evaluation_is_used(make_trainer):
+    class Chooses(Trainer):
+        def prediction_step(self, *args, **kwargs):
+            self.compute_metrics = lambda prediction: {"chosen": 1.0}
+            return super().prediction_step(*args, **kwargs)
+
+    trainer = make_trainer({"kind": Chooses, "compute_metrics": lambda prediction: {"given": 1.0}})
+    assert "eval_chosen" in trainer.evaluate()
+
+
+def test_state_may_be_set_before_super_init(make_trainer):
+    class Early(Trainer):
+        def __init__(self, *args, **kwargs):
+            self.state = self.control = None
+            super().__init__(*args, **kwargs)
+
+    trainer = make_trainer({"kind": Early}, max_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 1

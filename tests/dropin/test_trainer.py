@@ -1,10 +1,10 @@
 """Methods of the Trainer that scripts and subclasses call outside of `train()`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,29 +14,30 @@ from torch import nn
 
 from mps_trainer import Trainer
 from mps_trainer.loop.run import TrainingRun
-from mps_trainer.search import backends
 from tests.conftest import assert_same_weights, weights
 
 
 @pytest.mark.parametrize("due", [False, True])
-def test_ray_gets_metrics_and_the_checkpoint_that_is_due(make_trainer, monkeypatch, due):
-    reported = []
-    monkeypatch.setattr(backends, "report_to_ray", lambda *args: reported.append(args))
-    trainer, metrics = make_trainer(), {"eval_loss": 0.5}
+def test_ray_gets_metrics_and_checkpoint_that_is_due_and_can_be_resumed(make_trainer, monkeypatch, tmp_path, due):
+    place, reports, metrics = tmp_path / "for ray", [], {"eval_loss": 0.5}
+    tune = SimpleNamespace(
+        Checkpoint=SimpleNamespace(from_directory=lambda folder: shutil.copytree(folder, place)),
+        report=lambda metrics, checkpoint: reports.append((metrics, checkpoint)),
+    )
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(tune=tune))
+    monkeypatch.setitem(sys.modules, "ray.tune", tune)
+    trainer = make_trainer(max_steps=2)
+    trainer.train()
     trainer.hp_search_backend = SimpleNamespace(value="ray")
     trainer.compute_objective = lambda metrics: metrics["eval_loss"] * 2
     trainer.control.should_save = due
-    trainer._report_to_hp_search({"learning_rate": 1}, 7, metrics)
-    assert reported == [({"eval_loss": 0.5, "objective": 1.0}, trainer._tune_save_checkpoint if due else None)]
+    trainer._report_to_hp_search({"learning_rate": 1}, 2, metrics)
+    assert reports == [({"eval_loss": 0.5, "objective": 1.0}, place if due else None)]
     assert metrics == {"eval_loss": 0.5}
-
-
-def test_checkpoint_for_ray_can_be_resumed(make_trainer, tmp_path):
-    trainer = make_trainer(max_steps=2)
-    trainer.train()
-    trainer._tune_save_checkpoint(str(tmp_path / "for ray"))
-    folder = tmp_path / "for ray" / "checkpoint-2"
-    assert os.listdir(tmp_path / "for ray") == ["checkpoint-2"]
+    if not due:
+        return
+    folder = place / "checkpoint-2"
+    assert os.listdir(place) == ["checkpoint-2"]
     assert sorted(os.listdir(folder)) == [
         "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin",
     ]  # fmt: skip

@@ -1,7 +1,5 @@
 """The arguments change a run as in transformers: the logs are the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -10,12 +8,11 @@ from transformers import BaseImageProcessor
 from mps_trainer import trainer as trainer_module
 
 from .conftest import bert_classifier, gpt2, sentences, texts
-from .pairs import Net, rows
 
 
-def trained(library, model, data=sentences, evaluate=False, **settings):
-    given = {"train_dataset": data(), "eval_dataset": data(9, seed=1)}
-    return library.trained(model, trainer=given, evaluate=evaluate, **{"max_steps": 4, **settings})
+def trained(library, model=None, data=sentences, **settings):
+    given = {"train_dataset": data(), "eval_dataset": data(9, seed=1), "max_steps": 4}
+    return library.trained(model, **{**given, **settings})
 
 
 SETTINGS = {
@@ -37,16 +34,12 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 def test_classifier_has_same_logs(assert_same_runs, settings):
-    assert_same_runs(lambda library: trained(library, bert_classifier(), evaluate=True, **settings))
+    assert_same_runs(lambda library: trained(library, evaluate=True, **settings))
 
 
 def test_compiled_model_has_same_logs(assert_same_runs):
-    def run(library):
-        data = {"train_dataset": rows(), "eval_dataset": rows(8)}
-        compiled = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 4}
-        return library.trained(Net(), trainer=data, evaluate=True, **compiled)  # torch takes seconds to trace a BERT
-
-    assert_same_runs(run)
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager"}  # torch takes seconds to trace a BERT
+    assert_same_runs(lambda library: trained(library, Plain(), evaluate=True, **compiled))
 
 
 LANGUAGE = {
@@ -66,18 +59,15 @@ def test_language_model_has_same_logs(assert_same_runs, settings):
     assert not ours.model.get_input_embeddings()._forward_hooks
 
 
-def test_memory_metrics_have_same_names(both):
+def test_memory_metrics_have_same_names(assert_same_runs):
     pytest.importorskip("psutil")
 
     def run(library):
-        data = {"train_dataset": sentences(8), "eval_dataset": sentences(8)}
-        trainer = library.trainer(bert_classifier(), trainer=data, max_steps=1, skip_memory_metrics=False)
+        trainer = library.trainer(max_steps=1, skip_memory_metrics=False)
         metrics = trainer.train().metrics
         return [list(metrics), list(trainer.evaluate()), list(trainer.predict(sentences(4)).metrics)]
 
-    theirs, ours = both(run)
-    assert ours == theirs
-    assert "train_mem_cpu_alloc_delta" in ours[0]
+    assert "train_mem_cpu_alloc_delta" in assert_same_runs(run)[0]
 
 
 def test_auto_find_batch_size_keeps_the_examples_of_an_update(both):
@@ -113,15 +103,14 @@ def test_labels_of_multi_label_model_are_not_smoothed(assert_same_runs):
         model.config.problem_type = "multi_label_classification"
         data = [{**row, "labels": torch.tensor([1.0, 0.0, 1.0])} for row in sentences()]
         with pytest.warns(UserWarning, match="[lL]abel"):
-            return library.trained(model, trainer={"train_dataset": data}, label_smoothing_factor=0.1, max_steps=2)
+            return library.trained(model, train_dataset=data, label_smoothing_factor=0.1, max_steps=2)
 
     assert_same_runs(run)
 
 
 def test_seed_set_between_two_runs_is_used(assert_same_runs):
     def run(library):
-        data = {"train_dataset": sentences(), "model_init": lambda: bert_classifier()}
-        trainer = library.trained(trainer=data, max_steps=3)
+        trainer = library.trained(model_init=lambda: bert_classifier(), max_steps=3)
         trainer.args.seed = 314
         trainer.train()
         return trainer
@@ -145,16 +134,12 @@ class Plain(nn.Module):
 
 
 def test_plain_module_has_same_logs_and_files(assert_same_runs):
-    files = []
-
     def run(library):
         trainer = trained(library, Plain(), evaluate=True, include_num_input_tokens_seen="all")
         trainer.save_model()
-        files.append({path.name for path in library.folder.iterdir()})
-        return trainer
+        return trainer, {path.name for path in library.folder.iterdir()}
 
     assert_same_runs(run)
-    assert files[0] == files[1]
 
 
 def test_nan_losses_are_filtered_as_in_transformers(assert_same_runs):
@@ -178,7 +163,7 @@ def test_torch_empty_cache_steps_frees_memory_every_few_steps(make_trainer, monk
     assert freed == [0, 2, 4]
 
 
-def test_image_processor_does_not_pad_batches(both):
+def test_image_processor_does_not_pad_batches(assert_same_runs):
     class Processor(BaseImageProcessor):
         def pad(self, *args, **kwargs):
             raise AssertionError("not for batches")
@@ -187,11 +172,9 @@ def test_image_processor_does_not_pad_batches(both):
             pass
 
     def run(library):
-        data = {"train_dataset": sentences(), "processing_class": Processor()}
-        return library.trained(bert_classifier(), trainer=data, max_steps=1).data_collator
+        return library.trained(processing_class=Processor(), max_steps=1).data_collator
 
-    theirs, ours = both(run)
-    assert ours is theirs
+    assert_same_runs(run)
 
 
 def test_underflow_overflow_debugging_names_the_module(both, capsys):

@@ -1,7 +1,5 @@
 """Decides whether an evaluation is the best so far, and records it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -45,10 +43,6 @@ def test_the_step_of_the_best_is_not_recorded_where_nothing_is_saved():
     state = TrainerState(global_step=7)
     assert record_if_best(settings(save_strategy="no"), state, {"eval_f1": 1}, number)
     assert (state.best_metric, state.best_global_step) == (1, None)
-
-
-def test_without_a_metric_none_is_the_best():
-    assert not record_if_best(settings(metric=None), TrainerState(), {"eval_f1": 1}, number)
 
 
 def test_the_metric_may_be_named_with_its_prefix_and_has_to_be_there():

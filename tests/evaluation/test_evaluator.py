@@ -49,16 +49,6 @@ def test_prediction_without_labels_has_no_loss(make_trainer):
     }
 
 
-def test_logits_can_be_reduced_before_they_are_gathered(make_trainer):
-    trainer = make_trainer(
-        {
-            "compute_metrics": lambda p: {"right": float((p.predictions == p.label_ids).mean())},
-            "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
-        }
-    )
-    assert trainer.predict(examples(7)).predictions.shape == (7,)
-
-
 def test_evaluation_leaves_the_model_in_eval_mode_and_the_next_step_does_not(make_trainer):
     trainer = make_trainer(max_steps=2, eval_strategy="steps", eval_steps=1)
     trained = []

@@ -1,7 +1,5 @@
 """Metrics and logs that are not numbers: told once, left out of what is saved, and training goes on."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os

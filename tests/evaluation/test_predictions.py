@@ -1,4 +1,4 @@
-"""Batches joined once are what transformers makes of them one by one."""
+"""Batches of an evaluation, and their predictions, which are those that transformers joins one by one."""
 
 from collections import OrderedDict
 
@@ -8,6 +8,8 @@ import torch
 from torch.utils._pytree import tree_flatten
 from transformers.trainer_pt_utils import EvalLoopContainer
 
+from mps_trainer.distributed import Processes
+from mps_trainer.evaluation.batches import in_step
 from mps_trainer.evaluation.predictions import Predictions, mean_loss
 
 
@@ -66,10 +68,6 @@ def test_arrays_are_those_of_transformers(batches, join, every):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_nothing_added_is_nothing():
-    assert Predictions(Args()).arrays() == [None] * 4
-
-
 def test_rows_are_sorted_into_the_order_of_the_dataset():
     kept = Predictions(Args())
     kept.add(torch.tensor(0.5), 3, torch.tensor([20, 0, 10]), torch.tensor([2, 0, 1]), torch.zeros(1))
@@ -98,3 +96,9 @@ def test_batches_are_copied_to_the_host_once(mps):
 )
 def test_the_mean_loss_leaves_out_what_is_not_finite(losses, finite_only, expected):
     assert mean_loss(None if losses is None else np.array(losses), finite_only) == expected
+
+
+def test_one_process_alone_has_its_batches_and_no_others():
+    """Several are in tests/distributed."""
+    assert list(in_step([1, 2], Processes())) == [(1, True), (2, True)]
+    assert list(in_step([], Processes())) == []

@@ -1,7 +1,5 @@
 """Fixtures that run the scripts of the examples."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -10,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 EXAMPLE = ROOT / "examples" / "text-classification"
 EMBEDDED = EXAMPLE / "embedded"
 # This folder has real GLUE data and a real pretrained model, which are not part of the project.

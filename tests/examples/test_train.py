@@ -3,49 +3,28 @@
 tests/libraries has those that need TRL and sentence-transformers.
 """
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
 from transformers import (
     AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    ViTConfig,
-    ViTForImageClassification,
     ViTImageProcessor,
 )
 
-from tests import HUNG_AFTER
+from tests import ROOT, run_python
+from tests.tiny import tiny
 
-from .conftest import EMBEDDED, ROOT
+from .conftest import EMBEDDED
 
 pytestmark = pytest.mark.integration  # whole scripts
-
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def train(name, folder, *words):
     """Runs examples/<name>/train.py on the CPU in `folder`, which has the folder `model`."""
-    command = [
-        sys.executable,
-        str(ROOT / "examples" / name / "train.py"),
-        "--model_name_or_path",
-        "model",
-        "--use_cpu",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
-    return subprocess.run(
-        [*command, "--output_dir", "out", "--seed", "1", *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_AFTER,
-    )
+    script = ROOT / "examples" / name / "train.py"
+    given = ["--model_name_or_path", "model", "--use_cpu", "--output_dir", "out", "--seed", 1]
+    return run_python(script, *given, *words, cwd=folder, HF_HOME=str(folder / "home"))
 
 
 def accuracy(done):
@@ -57,8 +36,8 @@ def accuracy(done):
 def texts(tmp_path):
     """Writes a tiny BERT, and a table in which one word decides the label."""
     AutoTokenizer.from_pretrained(EMBEDDED).save_pretrained(tmp_path / "model")
-    config = BertConfig(**SIZES, vocab_size=296, max_position_embeddings=128)
-    BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    model = tiny("BertForSequenceClassification", vocab_size=296, max_position_embeddings=128)
+    model.save_pretrained(tmp_path / "model")
     rows = [
         f"the {thing} is here,{label}" for thing, label in (("boat", "water"), ("house", "land")) for _ in range(40)
     ]
@@ -99,8 +78,8 @@ def test_images_in_folders_are_learned(tmp_path):
         for i in range(20):
             shade = tuple(each + i for each in colour)
             Image.new("RGB", (40, 40), shade).save(tmp_path / "images" / name / f"{i}.png")
-    config = ViTConfig(**SIZES, image_size=32, patch_size=8, num_labels=5)  # a head that has to be replaced
-    ViTForImageClassification(config).save_pretrained(tmp_path / "model")
+    model = tiny("ViTForImageClassification", image_size=32, patch_size=8, num_labels=5)  # a head to be replaced
+    model.save_pretrained(tmp_path / "model")
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "model")
     words = ("--dataset_name", "images", "--max_steps", "30", "--learning_rate", "1e-2")
     assert accuracy(train("image-classification", tmp_path, *words)) == 1.0

@@ -1,17 +1,14 @@
 """run_glue.py without a hub and without data. tests/bad_input has the other refusals."""
 
 import contextlib
-import os
 import socket
-import subprocess
-import sys
 import threading
 
 import pytest
 
-from tests import HUNG_AFTER
+from tests import run_python
 
-from .conftest import EXAMPLE, ROOT
+from .conftest import EXAMPLE
 
 
 @pytest.fixture
@@ -34,16 +31,9 @@ def closed_hub():
 @pytest.mark.integration
 def test_unreachable_hub_is_one_line_without_retries(tmp_path, closed_hub):
     endpoint, came = closed_hub
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
-    command = ["--model_name_or_path", "google-bert/bert-base-cased", "--task_name", "mrpc", "--do_train"]
-    process = subprocess.run(
-        [sys.executable, "run_glue.py", *command, "--output_dir", str(tmp_path / "out")],
-        cwd=EXAMPLE,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_AFTER,
-    )
+    words = ["--model_name_or_path", "google-bert/bert-base-cased", "--task_name", "mrpc", "--do_train"]
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    process = run_python("run_glue.py", *words, "--output_dir", tmp_path / "out", cwd=EXAMPLE, **hub)
     assert process.returncode == 2
     assert len(process.stderr.strip().splitlines()) == 1, process.stderr
     for choice in ("hub", "--data_dir", "--train_file", "--embedded"):

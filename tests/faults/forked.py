@@ -3,8 +3,6 @@
 A start takes no seconds then. Nothing may have been computed with torch here: a fork has none of its threads.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import runpy

@@ -5,8 +5,6 @@ again until it ends. What it has learned then must be, bit for bit, what an unin
 `--processes 2` it is two that train together, of which one is killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json
@@ -208,34 +206,20 @@ def main(argv: list[str] | None = None) -> int:
     for verdict, number in tally.most_common():
         print(f"  {number} of {options.trials} {verdict}")
     if options.output is not None:
-        write(options, tally, kills, in_a_save)
+        figures = {
+            "library": options.library,
+            "date": datetime.date.today().isoformat(),
+            "devices": options.device or ["cpu"],
+            "versions": {name: version(name) for name in ("mps_trainer", "torch", "transformers")},
+            "processes": options.processes,
+            "seed": options.seed,
+            "trials": options.trials,
+            "kills": kills,
+            "in_a_save": in_a_save,
+            "verdicts": dict(tally.most_common()),
+        }
+        options.output.write_text(json.dumps(figures, indent=1) + "\n")
     return int(tally["identical"] != options.trials)
-
-
-def write(options: argparse.Namespace, tally: Counter[str], kills: int, in_a_save: int) -> None:
-    """Writes the figures that docs/checkpoints.md shows."""
-    import torch
-
-    import mps_trainer
-
-    figures = {
-        "library": options.library,
-        "date": datetime.date.today().isoformat(),
-        "devices": options.device or ["cpu"],
-        "versions": {
-            "mps_trainer": mps_trainer.__version__,
-            "torch": torch.__version__,
-            "transformers": version("transformers"),
-        },
-        "processes": options.processes,
-        "seed": options.seed,
-        "trials": options.trials,
-        "kills": kills,
-        "in_a_save": in_a_save,
-        "verdicts": dict(tally.most_common()),
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ Arguments: a folder, a variant and a device of `tests.faults.training`, and faul
 and the number of the operator at which it happens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ simulated device has to be there before torch, so those are started by `mps-trai
 to the script. The others run scripts of TRL and for transformers, unchanged. All processes are forked from this one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime

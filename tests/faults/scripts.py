@@ -1,7 +1,5 @@
 """Scripts of other authors for the series of restarts, with what they train on. They are run unchanged."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random
@@ -9,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import ROOT
 from tests.dropin.test_scripts import WORDS, configuration, tokenizer
 
-ROOT = Path(__file__).parents[2]
 EMBEDDED = ROOT / "examples" / "text-classification" / "embedded"
 STEPS = 24
 FLAGS = {

@@ -2,25 +2,18 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
-from tests import HUNG_AFTER
-from tests.faults.kill import MOST_KILLS, Harness, schedule
+from tests import run_python
+from tests.faults.kill import Harness
 
 RESULTS = Path(__file__).parent / "results"
+KILL = ("-m", "tests.faults.kill")  # a process of its own, which forks the runs: torch must not have computed in it
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
-
-
-def kill(*arguments):
-    """Runs the series in a process of its own, which forks the runs: torch must not have computed in it."""
-    command = [sys.executable, "-m", "tests.faults.kill", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HUNG_AFTER)
 
 
 def result(name):
@@ -44,13 +37,13 @@ def test_randomly_killed_runs_resume_exactly():
         devices += ["--device", "mps"]
     except SimulatorUnavailableError:
         pass  # .ci/run builds the device before, and fails if it cannot
-    assert_all_identical(kill("--trials", "16", *devices), 16)
+    assert_all_identical(run_python(*KILL, "--trials", 16, *devices), 16)
 
 
 @pytest.mark.integration
 def test_two_processes_resume_exactly_after_one_is_killed():
     variants = ["--variant", "accumulation", "--variant", "buckets", "--variant", "evaluation"]
-    done = kill("--trials", "3", "--processes", "2", *variants)
+    done = run_python(*KILL, "--trials", 3, "--processes", 2, *variants)
     assert "3 of 3 identical" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
 
@@ -75,13 +68,6 @@ def test_compare_names_the_difference(tmp_path, changed, verdict):
     assert Harness.compare(tmp_path, OUTCOME, 0) == verdict
     (tmp_path / "log.txt").write_text("Traceback\nValueError: no such checkpoint\n\n")
     assert Harness.compare(tmp_path, OUTCOME, 1) == "could not resume: ValueError: no such checkpoint"
-
-
-def test_kill_schedule_depends_on_seed_and_trial_alone():
-    one, other = schedule(0, 3), schedule(0, 3)
-    assert one[1] == other[1]
-    assert one[0].random() == other[0].random()
-    assert len({*schedule(0, 3)[1], *schedule(0, 4)[1], *schedule(1, 3)[1]}) == 3 * MOST_KILLS
 
 
 def test_page_shows_results_of_both_libraries_with_same_settings():

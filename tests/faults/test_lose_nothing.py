@@ -1,7 +1,5 @@
 """Situations in which a run could lose its own work, or another run's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -2,21 +2,18 @@
 
 import json
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from mps_trainer.cli.supervisor import PAUSE
-from mps_trainer.simulator import SimulatorUnavailableError
-from mps_trainer.simulator.build import load_extension
-from tests import HUNG_AFTER
+from tests import run_python
 from tests.cli.test_doctor import run as command
+from tests.conftest import on_device
 from tests.faults import scripts
-from tests.faults.restarted import FAULTS, OUTCOME
-from tests.faults.restarts import KINDS, VARIANTS, Series, Trial, figures, run
+from tests.faults.restarted import OUTCOME
+from tests.faults.restarts import KINDS, VARIANTS, Series, run
 from tests.faults.test_kill import RESULTS
 
 DEVICES = ("cpu", "mps")
@@ -39,13 +36,9 @@ BAD_SCRIPTS = {
 @pytest.mark.integration
 @pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_runs_that_die_at_random_end_as_undisturbed_ones(device):
-    if device == "mps":
-        try:
-            load_extension()
-        except SimulatorUnavailableError as error:
-            pytest.skip(str(error))
-    words = [sys.executable, "-m", "tests.faults.restarts", "--trials", "2", "--device", device, "--seed", "1"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=HUNG_AFTER)
+    with on_device(device):  # skips the test where there is none
+        pass
+    done = run_python("-m", "tests.faults.restarts", "--trials", 2, "--device", device, "--seed", 1)
     assert f"2 of 2 ended as without faults on {device}" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
     assert int(re.search(r"(\d+) starts;", done.stdout)[1]) >= 4
@@ -60,18 +53,6 @@ def test_bad_script_ends_after_one_try_with_its_own_error(tmp_path, bad):
     assert (done.returncode, done.stdout.count("begun")) == (status, 1)
     assert said in done.stderr
     assert "Restart" not in done.stderr
-
-
-def test_every_kind_of_fault_of_a_series_exists():
-    assert set(KINDS) < set(FAULTS)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "is_good"),
-    [("identical", True), ("within 1e-05", True), ("weights are 1.0e-03 apart", False), ("status 1: no", False)],
-)
-def test_good_trials(verdict, is_good):
-    assert Trial("plain", "cpu", [], verdict, 2).is_good == is_good
 
 
 def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
@@ -93,18 +74,6 @@ def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
         (variant, device) for variant in VARIANTS if variant not in absent for device in DEVICES
     }
     assert capsys.readouterr().out.startswith("Its library is not installed, so there are no trials of TRL, sft.py.")
-
-
-def test_figures_count_trials_starts_and_faults():
-    trials = [
-        Trial("plain", "cpu", [("hang", 5), ("SIGKILL", 9)], "identical", 3),
-        Trial("TRL, sft.py", "mps", [("hang", 7)], "weights are 1.0e-03 apart", 2),
-    ]
-    found = figures(trials)
-    assert (found["trials"], found["good"], found["starts"]) == (2, 1, 5)
-    assert found["faults"] == {"SIGKILL": 1, "hang": 2}
-    assert found["scripts"] == {"this series": 1, "TRL, sft.py": 1}
-    assert found["versions"]["torch"].startswith("2.")
 
 
 def test_result_of_the_series_is_whole():

@@ -1,7 +1,5 @@
 """The run that is killed. It is small, with everything in it that a resumed run has to restore."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

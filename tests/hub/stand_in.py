@@ -4,8 +4,6 @@ It answers what huggingface_hub, transformers and datasets ask for: metadata of 
 and folders. Reach it through `HF_ENDPOINT`, which those libraries read when they are imported: in a new process.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """The card names data, device and versions, and does not overwrite a card that somebody else wrote."""
 
-from __future__ import annotations
-
 import logging
 import platform
 
@@ -13,6 +11,7 @@ from mps_trainer.hub import card
 from mps_trainer.version import __version__
 
 from ..conftest import Classifier, examples
+from ..tiny import tiny
 
 
 @pytest.fixture
@@ -155,19 +154,14 @@ def test_a_link_is_replaced_and_its_target_stays(write, tmp_path, name, target):
     assert kept == ({"# Theirs\n"} if target == "a file" else set()) | ({"# Mine\n"} if name != "README.md" else set())
 
 
-def test_an_adapters_card_names_no_folder_and_says_the_adapter(tmp_path):
+def test_an_adapters_card_names_no_folder_and_says_the_adapter(make_trainer, tmp_path):
     peft = pytest.importorskip("peft")
-    from transformers import BertConfig, BertForSequenceClassification
 
-    from mps_trainer import Trainer, TrainingArguments
-
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    base = BertForSequenceClassification(BertConfig(vocab_size=32, **sizes))
+    base = tiny("BertForSequenceClassification")
     base.config._name_or_path = str(tmp_path)
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"]))
     rows = [{"input_ids": [1, 2, 3], "labels": i % 2} for i in range(8)]
-    args = TrainingArguments(str(tmp_path / "run"), use_cpu=True, max_steps=1, save_strategy="no", disable_tqdm=True)
-    trainer = Trainer(model, args, train_dataset=rows)
+    trainer = make_trainer({"model": model, "train_dataset": rows, "eval_dataset": None}, max_steps=1)
     trainer.train()
     trainer.save_model()
     assert card._UNTOUCHED in (tmp_path / "run" / "README.md").read_text()  # PEFT's, which has nothing to keep

@@ -1,12 +1,9 @@
 """The command of the README as people type it, with the hub it loads from replaced and nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,13 +14,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, BertForPreTraining
 
 from mps_trainer.scripts.tables import read_table
-from tests import HUNG_AFTER
+from tests import ROOT, run_python
 
 from .stand_in import StandInHub
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "text-classification"
 MODEL = "google-bert/bert-base-cased"
 BATCH_SIZE = 32
@@ -62,12 +58,14 @@ def hub(served):
 
 
 @pytest.fixture
-def env(hub: StandInHub, tmp_path: Path) -> dict[str, str]:
-    """Returns the environment of a process that uses `hub`, with an empty cache, and this checkout of the package."""
-    env = {name: value for name, value in os.environ.items() if not name.lower().startswith(FOREIGN_VARIABLES)}
-    caches = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf-home"), "NO_PROXY": "*"}
-    quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}
-    return {**env, **caches, **quiet, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def env(hub: StandInHub, tmp_path: Path, monkeypatch) -> dict[str, str]:
+    """Returns the variables of a process that uses `hub`, with an empty cache."""
+    for name in [name for name in os.environ if name.lower().startswith(FOREIGN_VARIABLES)]:
+        monkeypatch.delenv(name)
+    return {
+        "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf-home"), "HF_HUB_OFFLINE": "0", "NO_PROXY": "*",
+        "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore",
+    }  # fmt: skip
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -94,8 +92,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def run(env: dict[str, str], out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, *command(out, *more)]
-    return subprocess.run(words, env=env, cwd=EXAMPLE, timeout=HUNG_AFTER, capture_output=True, text=True)
+    return run_python(*command(out, *more), cwd=EXAMPLE, **env)
 
 
 def results(process: subprocess.CompletedProcess[str], out: Path) -> dict[str, float]:
@@ -210,7 +207,6 @@ def test_asking_for_mps_and_the_cpu_warns_and_trains_on_the_cpu(
 def test_a_dataset_of_the_hub_can_be_named_instead_of_a_task(env: dict[str, str], out: Path) -> None:
     words = ["--dataset_name", "nyu-mll/glue", "--dataset_config_name", "mrpc", "--model_name_or_path", MODEL]
     arguments = ["run_glue.py", *words, "--do_train", "--do_eval", "--output_dir", str(out), *SHORT]
-    process = subprocess.run([sys.executable, *arguments], env=env, cwd=EXAMPLE, capture_output=True, text=True)
-    figures = results(process, out)
+    figures = results(run_python(*arguments, cwd=EXAMPLE, **env), out)
     assert figures["train_samples"] == 32
     assert 0 <= figures["eval_accuracy"] <= 1

@@ -1,7 +1,5 @@
 """An upload copies the right files, and joins the push that is under way."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
@@ -9,35 +7,9 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import huggingface_hub
-import pytest
 from transformers.utils.hub import PushInProgress
 
 from mps_trainer.hub import upload
-
-
-@pytest.fixture
-def push(make_args, monkeypatch, tmp_path):
-    """Pushes a checkpoint after `before`, with one Future for each upload."""
-    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda api, **settings: Future())
-    (tmp_path / "run").mkdir()
-    (tmp_path / "trainer_state.json").write_text('{"global_step": 2, "epoch": 1.0, "log_history": []}')
-
-    def run(before, fire=lambda event: None, **settings):
-        args = make_args(hub_strategy="checkpoint", **settings)
-        return upload.push_checkpoint(before, "me/tiny", str(tmp_path), args, None, fire)
-
-    return run
-
-
-def test_a_push_in_progress_takes_up_later_uploads_only_if_asked(push):
-    events: list[str] = []
-    first = push(None, fire=events.append)
-    assert events == ["on_push_begin"]
-    assert len(first.jobs) == 2
-    assert push(first, fire=pytest.fail) is first
-    assert len(first.jobs) == 2
-    assert push(first, hub_always_push=True) is first
-    assert len(first.jobs) == 4
 
 
 def test_the_end_of_a_run_waits_for_uploads(caplog):

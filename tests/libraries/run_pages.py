@@ -3,16 +3,13 @@
 All run in one process, because importing the libraries takes longer than the training. A failed page ends it with 1.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from pathlib import Path
 
+from tests import ROOT
 from tests.docs.pages import blocks_of
 from tests.libraries.tiny import chats, pairs, write_bert, write_llama
-
-ROOT = Path(__file__).parents[2]
 
 
 def run_page(name: str) -> None:

@@ -1,21 +1,17 @@
 """train.py of language modeling and of sentence embeddings learns from local files, and the pages' Python runs."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests import HUNG_AFTER
+from tests import ROOT, run_python
 
-from .test_libraries import ROOT, missing
+from .test_libraries import missing
 from .tiny import chats, pairs, write_bert, write_llama
 
 pytestmark = [
@@ -27,19 +23,9 @@ PAGES = ["docs/language-models.md", "docs/export.md", "docs/libraries.md"]
 PAGES += ["docs/peft.md"] if find_spec("bitsandbytes") else []
 
 
-def run(folder: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / script), *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=HUNG_AFTER,
-    )
-
-
 def train(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return run(folder, f"examples/{name}/train.py", "--use_cpu", "--seed", "1", "--output_dir", "out", *words)
+    script = ROOT / "examples" / name / "train.py"
+    return run_python(script, "--use_cpu", "--seed", 1, "--output_dir", "out", *words, cwd=folder)
 
 
 def metric(done: subprocess.CompletedProcess[str], name: str) -> float:
@@ -48,7 +34,7 @@ def metric(done: subprocess.CompletedProcess[str], name: str) -> float:
 
 
 def test_pages_run(tmp_path):
-    done = run(tmp_path, "tests/libraries/run_pages.py", *PAGES)
+    done = run_python(ROOT / "tests" / "libraries" / "run_pages.py", *PAGES, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -1,7 +1,5 @@
 """Trainers of TRL, sentence-transformers and SetFit train, evaluate and save as with transformers' own Trainer."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -14,9 +12,8 @@ import pytest
 
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import build_device
-from tests import HUNG_AFTER
+from tests import HUNG_AFTER, ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
 TRAINERS = {
     "trl": ["sft", "sft_lora", "dpo", "orpo", "kto", "reward", "grpo", "rloo"],
@@ -116,3 +113,34 @@ def can_simulate() -> bool:
     except SimulatorUnavailableError:
         return False
     return True
+
+
+# mps-trainer check
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "trainer"),
+    [
+        ("trl", "sft", []),
+        ("trl", "sft", ["--stock"]),
+        ("sentence_transformers", "bi_encoder", ["--stock"]),
+        ("setfit", "setfit", []),
+    ],
+)
+def test_check_traces_trainer_of_library(library, name, trainer, tmp_path):
+    report = tmp_path / "report.json"
+    script = [str(SCRIPT), str(tmp_path / "runs"), f"{name}@default", *trainer]
+    ended = run_python("-m", "mps_trainer", "check", "--json", report, *script)
+    assert ended.returncode == 0, ended.stderr
+    assert "Keep the value on the device" not in ended.stdout  # the waits are the libraries'
+    found = json.loads(report.read_text())
+    assert {use["phase"] for use in found["operators"]} >= {"forward", "backward", "optimizer", "evaluation"}
+    expected = {library, "transformers"} | ({"accelerate"} if trainer else set())  # stock's Trainer copies with it
+    assert {read["where"]["library"] for read in found["blocking_reads"]} <= expected
+    if name == "sft":
+        assert "inside trl" in ended.stdout
+    if trainer:
+        assert "inside transformers" in ended.stdout
+        assert any(read["phase"] == "logging" for read in found["blocking_reads"])
+    assert not list(tmp_path.rglob("found.json"))
+    assert not list(tmp_path.rglob("checkpoint-*"))

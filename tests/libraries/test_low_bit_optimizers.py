@@ -1,7 +1,5 @@
 """torchao's AdamW in 8 and 4 bits trains uncompiled on the CPU and mps, resumes, and saves memory."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import json
@@ -18,6 +16,7 @@ from mps_trainer.fit.remedies import remedies_for
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from mps_trainer.simulator import SimulationCallback
 from tests.conftest import assert_same_weights, logged, weights
+from tests.tiny import tiny
 
 pytestmark = [
     pytest.mark.integration,
@@ -41,11 +40,11 @@ def without_compiler(monkeypatch):
     monkeypatch.setattr(torch, "compile", compile)
 
 
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+
+
 def llama(dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(**sizes, vocab_size=WORDS, max_position_embeddings=32, pad_token_id=0)
-    return transformers.LlamaForCausalLM(config).to(dtype)
+    return tiny("LlamaForCausalLM", **SIZES, vocab_size=WORDS).to(dtype)
 
 
 def texts(count: int) -> list[dict[str, Any]]:
@@ -196,9 +195,7 @@ def test_step_waits_once_on_mps_and_falls_back_nowhere(mps, trainer_of):
 
 
 def large() -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=4096))
+    return tiny("LlamaForCausalLM", **{**SIZES, "intermediate_size": 256}, vocab_size=4096)
 
 
 def test_fit_computes_the_memory_of_a_run(mps, trainer_of, monkeypatch):

@@ -1,7 +1,5 @@
 """Models that bitsandbytes loads in 4 and 8 bits train adapters, resume, evaluate and merge, on the CPU and on mps."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging
@@ -15,6 +13,7 @@ import transformers
 
 from mps_trainer import Trainer
 from tests.conftest import assert_same_weights, logged, weights
+from tests.tiny import tiny
 
 missing = [name for name in ("bitsandbytes", "peft") if importlib.util.find_spec(name) is None]
 pytestmark = [
@@ -45,10 +44,8 @@ def as_on_a_mac():
 def folder(tmp_path_factory) -> Path:
     """Returns a folder with a Llama of two layers in float32."""
     place = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=32, pad_token_id=0)
-    transformers.LlamaForCausalLM(config).save_pretrained(place)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 128}
+    tiny("LlamaForCausalLM", **sizes).save_pretrained(place)
     return place
 
 

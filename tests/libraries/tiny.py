@@ -1,18 +1,11 @@
 """Tiny models with random weights and their data, for the examples and the pages that need TRL and others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    BertConfig,
-    BertModel,
-    BertTokenizerFast,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import BertTokenizerFast, PreTrainedTokenizerFast
+
+from tests.tiny import tiny
 
 Chat = list[dict[str, str]]
 
@@ -53,9 +46,8 @@ def write_llama(folder: str) -> tuple[Any, Any]:
     raw.train_from_iterator([message["content"] for chat in chats() for message in chat], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<end>")
     tokenizer.chat_template = TEMPLATE
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(**sizes, vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=1, eos_token_id=1)
-    model = LlamaForCausalLM(config)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": len(tokenizer), "max_position_embeddings": 2048}
+    model = tiny("LlamaForCausalLM", **sizes, bos_token_id=1, eos_token_id=1)
     for part in (model, tokenizer):
         part.save_pretrained(folder)
     return model, tokenizer
@@ -65,6 +57,5 @@ def write_bert(folder: str) -> None:
     """Writes a BERT and its tokenizer, which knows the words of the pairs."""
     words = sorted({word for pair in pairs() for text in pair.values() for word in text.split()})
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    BertModel(BertConfig(**sizes, vocab_size=len(vocabulary), max_position_embeddings=32)).save_pretrained(folder)
+    tiny("BertModel", hidden_size=32, vocab_size=len(vocabulary)).save_pretrained(folder)
     BertTokenizerFast(vocab=vocabulary, model_max_length=32).save_pretrained(folder)

@@ -8,8 +8,6 @@ precision that the library chooses. Each has a folder of its name. All are train
 the libraries takes longer than the training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
@@ -34,14 +32,14 @@ import transformers
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from tests.tiny import tiny
+
 WORDS = [f"w{i}" for i in range(40)]
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "<s>", "</s>"]
 CHAT = (
     "{% for message in messages %}{{ '<s> ' + message['content'] + ' </s> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s> ' }}{% endif %}"
 )
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-SIZES |= {"vocab_size": 48, "max_position_embeddings": 64}
 NAMES = [word for word in sys.argv[2:] if not word.startswith("--")]
 RUN = {
     "output_dir": "out", "max_steps": 5, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5,
@@ -69,17 +67,13 @@ def tokenizer(*, classifier: bool = False) -> Any:
 
 def llama(kind: Any = transformers.LlamaForCausalLM, **settings: Any) -> Any:
     """Returns a Llama read from a folder, from which TRL reads the model of reference again."""
-    torch.manual_seed(0)
-    sizes = {**SIZES, "pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 6, **settings}
-    config = transformers.LlamaConfig(**sizes)
-    kind(config).save_pretrained("llama")
+    tiny(kind, bos_token_id=5, eos_token_id=6, **settings).save_pretrained("llama")
     return kind.from_pretrained("llama")
 
 
 def folder_of_bert(kind: Any = transformers.BertModel, **settings: Any) -> str:
     """Returns a folder with a BERT and its tokenizer, as sentence-transformers loads them."""
-    torch.manual_seed(0)
-    kind(transformers.BertConfig(**SIZES, pad_token_id=0, **settings)).save_pretrained("bert")
+    tiny(kind, **settings).save_pretrained("bert")
     tokenizer(classifier=True).save_pretrained("bert")
     return "bert"
 
@@ -145,41 +139,21 @@ def of_trl(name: str, make_row: Any, model: Any = llama, module: str = "trl", **
     return trainer(model(), args=args, processing_class=tokenizer(), **given, **of_data(make_row))
 
 
-def dpo() -> Any:
-    return of_trl("DPO", preferences, max_length=32)
-
-
-def orpo() -> Any:
-    return of_trl("ORPO", preferences, module="trl.experimental.orpo", max_length=32)
-
-
-def kto() -> Any:
-    def rated() -> dict[str, Any]:
-        return {"prompt": text(), "completion": " " + text(), "label": DRAW.random() < 0.5}
-
-    return of_trl("KTO", rated, max_length=32)
-
-
-def reward() -> Any:
-    def model() -> Any:
-        return llama(transformers.LlamaForSequenceClassification, num_labels=1)
-
-    return of_trl("Reward", lambda: {"chosen": text(), "rejected": text()}, model, max_length=32)
+def rated() -> dict[str, Any]:
+    return {"prompt": text(), "completion": " " + text(), "label": DRAW.random() < 0.5}
 
 
 def length_reward(completions: Any, **_: Any) -> list[float]:
     return [float(len(set(completion)) + len(completion)) for completion in completions]
 
 
-GENERATED = {"reward_funcs": length_reward, "num_generations": 2, "max_completion_length": 8}
+def generating(name: str) -> Any:
+    settings = {"reward_funcs": length_reward, "num_generations": 2, "max_completion_length": 8}
+    return of_trl(name, lambda: {"prompt": text()}, **settings)
 
 
-def grpo() -> Any:
-    return of_trl("GRPO", lambda: {"prompt": text()}, **GENERATED)
-
-
-def rloo() -> Any:
-    return of_trl("RLOO", lambda: {"prompt": text()}, **GENERATED)
+def reward_model() -> Any:
+    return llama(transformers.LlamaForSequenceClassification, num_labels=1)
 
 
 def bi_encoder() -> Any:
@@ -230,11 +204,19 @@ def setfit() -> Any:
 
 
 TRAINERS = {
-    trainer.__name__: trainer
-    for trainer in (
-        *(sft, sft_lora, sft_4bit, dpo, orpo, kto, reward, grpo, rloo),
-        *(bi_encoder, cross_encoder, sparse, setfit),
-    )
+    "sft": sft,
+    "sft_lora": sft_lora,
+    "sft_4bit": sft_4bit,
+    "dpo": lambda: of_trl("DPO", preferences, max_length=32),
+    "orpo": lambda: of_trl("ORPO", preferences, module="trl.experimental.orpo", max_length=32),
+    "kto": lambda: of_trl("KTO", rated, max_length=32),
+    "reward": lambda: of_trl("Reward", lambda: {"chosen": text(), "rejected": text()}, reward_model, max_length=32),
+    "grpo": lambda: generating("GRPO"),
+    "rloo": lambda: generating("RLOO"),
+    "bi_encoder": bi_encoder,
+    "cross_encoder": cross_encoder,
+    "sparse": sparse,
+    "setfit": setfit,
 }
 
 

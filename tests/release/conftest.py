@@ -1,12 +1,11 @@
 """A checkout to build from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 FILES = ["setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"]
 PUBLISHED = ["CITATION.cff", "constraints.txt", "mps_trainer", "examples", "tests", "docs", ".ci"]
 

@@ -1,7 +1,5 @@
 """constraints.txt and the scripts that write and check it."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path
@@ -10,7 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = {"darwin": "arm64", "linux": "x86_64"}
 

@@ -1,7 +1,5 @@
 """An editable install as README makes it, seen by type checkers from a script in another folder."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

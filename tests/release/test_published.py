@@ -1,14 +1,14 @@
-"""The README on PyPI, where no repository is around it."""
-
-from __future__ import annotations
+"""The README on PyPI, where no repository is around it, and the version, which stands in one file."""
 
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
+import yaml
 
-ROOT = Path(__file__).parents[2]
+from mps_trainer.version import __version__
+from tests import ROOT
+
 WHERE = "https://host.example/owner/name"
 
 
@@ -34,3 +34,17 @@ def test_no_link_of_the_readme_stays_a_path(setup_py):
     assert len(targets) > 10
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     assert all(address.startswith(WHERE) for address in published["project_urls"].values())
+
+
+# The version, which one file has
+
+
+def test_the_citation_and_the_first_section_of_the_changelog_are_of_it():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert str(citation["version"]) == __version__
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # without which it is none
+    first = re.search(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert first is not None
+    assert first[1] == __version__
+    released = str(citation.get("date-released", "unreleased"))
+    assert first[2] == released  # a date in both once there is one

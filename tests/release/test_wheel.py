@@ -1,7 +1,5 @@
 """A wheel built from the sdist, installed outside the checkout: what it has, and that it runs there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from mps_trainer.version import __version__
-from tests import HUNG_AFTER
+from tests import HUNG_AFTER, ROOT
 from tests.cli.test_example import files_of
 
-ROOT = Path(__file__).parents[2]
 BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
 
 

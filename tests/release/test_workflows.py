@@ -1,7 +1,5 @@
 """The workflows name what exists."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re
@@ -16,8 +14,8 @@ from packaging.version import Version
 from mps_trainer.cli import _parser
 from mps_trainer.cli.script import write_json
 from mps_trainer.selftest import CheckResult, SelftestReport
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 

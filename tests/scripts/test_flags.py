@@ -19,30 +19,6 @@ class Settings:
             raise ValueError("size is below 1.")
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--size", "two"], "argument --size: invalid int value: 'two'. `train.py --help` lists the flags."),
-        (["--color", "red"], "'--color' is neither a flag nor a value of one. `train.py --help` lists the flags."),
-        (
-            ["--sise=2"],
-            "'--sise=2' is neither a flag nor a value of one. Did you mean --size? `train.py --help` lists the flags.",
-        ),
-        (["sise"], "'sise' is neither a flag nor a value of one. `train.py --help` lists the flags."),
-        (["--size", "0"], "size is below 1."),
-    ],
-    ids=str,
-)
-def test_a_wrong_flag_is_one_line(argv, message):
-    with pytest.raises(MisconfigurationException) as refused:
-        OneLineParser((Settings,), prog="train.py").parse(argv)
-    assert str(refused.value) == message
-
-
-def test_right_flags_are_an_object_for_each_class():
-    assert OneLineParser((Settings,), prog="train.py").parse(["--size", "3"]) == (Settings(3),)
-
-
 @pytest.mark.parametrize(("name", "text"), [("a.json", '{"size": 3}'), ("a.yaml", "size: 3\n")])
 def test_a_file_of_arguments_stands_for_flags(tmp_path, name, text):
     (tmp_path / name).write_text(text)

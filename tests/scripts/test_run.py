@@ -31,17 +31,11 @@ def explained(error):
     return error
 
 
-def test_all_went_well(script):
-    assert script() == (0, "")
-
-
-def test_what_the_user_can_mend_is_one_line_and_2(script):
-    assert script(MisconfigurationException("Give\nmore.")) == (2, "train.py: error: Give more.\n")
-
-
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
+        (None, 0, ""),
+        (MisconfigurationException("Give\nmore."), 2, "train.py: error: Give more.\n"),
         (CheckpointError("The disk is full."), 1, "train.py: error: The disk is full.\n"),
         (explained(OSError("gone")), 1, "train.py: error: OSError: gone. Row 3 cannot be read.\n"),
         (KeyboardInterrupt("Saved."), 130, "train.py: Saved.\n"),

@@ -1,7 +1,5 @@
 """Tables are read as they are, or refused in one line that names the place."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -52,27 +50,6 @@ def test_columns_of_csv_that_are_all_numbers_hold_numbers(write):
 @pytest.mark.parametrize("content", ['{"a": 1}\n\n{"a": 2, "b": "\u2028"}', '[{"a": 1}, {"a": 2}]'])
 def test_objects_are_rows(write, content):
     assert read_table(write("a.jsonl", content))["a"][:] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.tsv", "x\ty\na\tb\na\n", r"a\.tsv, line 3: 1 columns, and 2 are expected \(x, y\)"),
-        ("a.csv", "x,y\na,b,c\n", r"a\.csv, line 2: 3 columns"),
-        ("a.csv", 'x,y\n"a,b\n', r"a\.csv, line 2: unexpected end of data"),
-        ("a.csv", "x,x\na,b\n", "the header has a column twice"),
-        ("a.csv", "x,y\n", "it has no rows"),
-        ("a.tsv", "", "it has no rows"),
-        ("a.tsv", b"\xff\xfe\x00", "UTF-8"),
-        ("a.json", '{"a": 1}\n{"a": 1', r"a\.json, line 2: this is no JSON"),
-        ("a.json", "7", "a row is no object"),
-        ("a.json", "{}", "it has no rows"),
-        ("a.txt", "x,y\n", r"its name ends in \.txt"),
-    ],
-)
-def test_malformed_file_is_refused_with_its_place(write, name, content, says):
-    with pytest.raises(MisconfigurationException, match=says):
-        read_table(write(name, content))
 
 
 thorough = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
@@ -145,21 +122,3 @@ def test_labels_become_classes_or_stay_scores(labels, names, ids):
     assert numbered["train"]["label"][:] == ids
     assert numbered["validation"]["label"][:] == ids[:2]
     assert numbered["test"].column_names == ["text"]
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (splits(train=["x", None]), "train data has no label in row 2"),
-        (splits(train=["x", "y"], validation=["z"]), "validation data has the label 'z'"),
-        (splits(train=[1, 1]), "2 rows have 1 label"),
-        (splits(train=list(range(60))), "60 rows have 60 labels"),
-        (splits(train=[[1], [2]]), "neither text, nor whole numbers"),
-        (splits({"text": [1]}, train=[1, 2]), "test data has no text in the column 'text'"),
-        (splits({"other": ["a"]}, train=[1, 2]), "test data has no text in the column 'text'"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_data_that_cannot_be_learned_is_refused(data, says):
-    with pytest.raises(MisconfigurationException, match=says):
-        classified(data)

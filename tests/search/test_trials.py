@@ -1,6 +1,4 @@
-"""A run that is a trial: its model, its arguments, its folder, and its entries in the state."""
-
-from __future__ import annotations
+"""A run that is a trial: its model, arguments, folder and state, and what it reports to its back end."""
 
 import sys
 from types import SimpleNamespace
@@ -8,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 from transformers.trainer_callback import TrainerState
 
-from mps_trainer.search import trials
+from mps_trainer.distributed import Processes
+from mps_trainer.errors import SearchUnavailableError
+from mps_trainer.search import backends, trials
 
 
 def test_a_model_comes_from_a_function_with_or_without_the_trial():
@@ -56,3 +56,18 @@ def test_a_folder_has_the_number_of_the_back_end_or_the_name_that_is_given(fakes
     trial = SimpleNamespace(number=3)
     assert trials.folder_name(trial, backend, None) == name
     assert trials.folder_name(trial, backend, lambda trial: f"try-{trial.number}") == "try-3"
+
+
+# Reports to a back end
+
+
+def test_several_processes_cannot_search():
+    with pytest.raises(SearchUnavailableError, match="there are 2"):
+        backends.require_searchable(lambda: None, Processes(0, 2))
+    backends.require_searchable(lambda: None, Processes())
+
+
+def test_optuna_does_not_prune_by_one_of_several_objectives():
+    pytest.importorskip("optuna")
+    trial = SimpleNamespace(study=SimpleNamespace(directions=[None] * 2), report=pytest.fail)
+    backends.report_to_optuna(trial, 0.5, 7, pytest.fail)

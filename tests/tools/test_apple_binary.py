@@ -1,7 +1,5 @@
 """tools.apple_binary on a library and a wheel of a few hundred bytes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The operator table and the list of autocast against torch's own builds for Apple silicon: 70 to 140 MB each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files and pipes that users name are read up to a size, and a pipe without a writer is not waited for."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

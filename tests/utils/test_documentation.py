@@ -1,7 +1,5 @@
 """Messages refer to pages that exist, and that the reader can open."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import re
@@ -12,8 +10,8 @@ import pytest
 
 from mps_trainer.utils import documentation
 from mps_trainer.utils.documentation import page
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mps_trainer"
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 

@@ -1,7 +1,5 @@
 """A run whose output cannot be written: its reader is gone, or the stream was closed."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

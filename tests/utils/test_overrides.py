@@ -1,7 +1,5 @@
 """The methods that a subclass replaced are known in one place, and the run says what that switches off."""
 
-from __future__ import annotations
-
 import logging
 
 from mps_trainer import Trainer

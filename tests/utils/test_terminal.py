@@ -1,7 +1,5 @@
 """Output that cannot be written is dropped; bars are drawn on terminals alone."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mps_trainer.utils.refusal import refuse, wants_traceback
 from mps_trainer.utils.text import as_line, choice_text, counted, did_you_mean, first_line, sentence, shown
 
 
@@ -56,3 +57,18 @@ def test_choice_text_of_an_enum_is_its_value():
 def test_did_you_mean_names_the_nearest_word():
     assert did_you_mean("--bf61", ["--bf16", "--fp16"]) == " Did you mean --bf16?"
     assert did_you_mean("--else", ["--bf16"]) == ""
+
+
+# The message of a command that ends with an error
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(None, False), ("", False), ("0", False), ("1", True), ("true", True)])
+def test_the_variable_asks_for_a_traceback(monkeypatch, capsys, value, wanted):
+    monkeypatch.delenv("MPS_TRAINER_TRACEBACK", raising=False)
+    if value is not None:
+        monkeypatch.setenv("MPS_TRAINER_TRACEBACK", value)
+    assert wants_traceback() is wanted
+    assert refuse("program", ValueError("wrong"), status=7) == 7
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "program: error: wrong"
+    assert len(lines) == (2 if wanted else 1)  # an error that was never raised has no frames

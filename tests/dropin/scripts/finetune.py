@@ -4,8 +4,6 @@
         --dev_file b.json --output_dir out --do_train --do_eval
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
