@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 from ..devices.facts import FALLBACK
-from ..errors import MisconfigurationException
+from ..errors import MisconfigurationException, ScriptStopped
 from ..launching.settings import USE_CPU
 from ..utils.refusal import INTERRUPTED
-from .script import ScriptStopped, add_fallback, add_json, add_script, check_paths, count, run_script, write_json
+from .script import add_fallback, add_json, add_script, check_paths, count, run_script, write_json
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ[FALLBACK] = "1"  # before the import of torch, which reads it
     # The step is traced on the CPU, also on a Mac and also when the script asks for mps by name.
     os.environ[USE_CPU] = "true"
-    from .first_step import stop_at_first_step
+    from ..check.first_step import stop_at_first_step
 
     try:
         with stop_at_first_step(arguments.batches):

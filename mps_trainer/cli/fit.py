@@ -11,10 +11,10 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-from ..errors import MisconfigurationException
+from ..errors import MisconfigurationException, ScriptStopped
 from ..launching.settings import USE_CPU
 from ..utils.refusal import INTERRUPTED
-from .script import ScriptStopped, add_json, add_script, check_paths, count, run_script, write_json
+from .script import add_json, add_script, check_paths, count, run_script, write_json
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -13,16 +13,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from ..errors import MisconfigurationException
+from ..errors import MisconfigurationException, ScriptStopped
 from ..utils.refusal import INTERRUPTED
-
-
-class ScriptStopped(BaseException):
-    """Ends a script from inside, past every `except Exception`; carries what was to be found out."""
-
-    def __init__(self, *found: Any) -> None:
-        super().__init__("The script was stopped.")
-        self.found = found
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

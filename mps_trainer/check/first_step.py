@@ -14,10 +14,10 @@ from typing import Any
 from transformers import training_args, utils
 
 from .. import check
-from ..check import Tracer, trace_step
-from ..check.step import evaluate_batch, few_batches
+from ..errors import ScriptStopped
 from ..trainer import Trainer
-from .script import ScriptStopped
+from .step import evaluate_batch, few_batches, trace_step
+from .tracer import Tracer
 
 
 class _StepsDone(BaseException):
