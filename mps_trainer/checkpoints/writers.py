@@ -10,6 +10,7 @@ import copy
 import logging
 import os
 import pickle
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,14 +24,15 @@ from ..arguments.sharding import SHARDED
 from ..devices.probes import physical_memory
 from ..distributed.sharded import class_of, is_sharded
 from ..training_args import TrainingArguments
+from ..utils.nested import map_plain_tensors, map_tensors, plain_tensors_in
 from . import shards
-from .background import nbytes, on_host
 from .loading import OPTIMIZER, SCHEDULER, without_progress_bars
 from .manifest import WEIGHTS
 from .surface import WRITERS, SavingTrainer
 
 logger = logging.getLogger(__name__)
 
+_JOINED = 32 << 20  # bytes of small tensors that come over together: each copy waits for the device
 _SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
 
 
@@ -140,6 +142,49 @@ def _may_write_in_background(trainer: SavingTrainer) -> bool:
 
 def _inner(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)  # of a compiled one
+
+
+# Copies in the host's memory
+
+
+def on_host(value: Any) -> Any:
+    """Returns `value` with a copy of each tensor on the host; tensors that share memory do so in the copy, too.
+
+    Dictionaries, lists and tuples are gone through; anything else that they hold is taken as it is.
+    """
+    tensors = {_place(tensor): tensor for tensor in plain_tensors_in(value)}
+    batches: dict[Any, list[tuple]] = defaultdict(list)
+    total = 0
+    for place, tensor in tensors.items():
+        size = tensor.untyped_storage().nbytes()
+        is_small = tensor.device.type != "cpu" and size < _JOINED
+        batches[(tensor.device, total // _JOINED) if is_small else place].append(place)
+        total += size
+    copies: dict[tuple, torch.UntypedStorage] = {}
+    for places in batches.values():
+        whole = [
+            torch.empty(0, dtype=torch.uint8, device=tensors[place].device).set_(tensors[place].untyped_storage())
+            for place in places
+        ]
+        joined = (whole[0] if len(whole) == 1 else torch.cat(whole)).to("cpu", copy=True)
+        parts = [joined] if len(whole) == 1 else [part.clone() for part in joined.split([len(each) for each in whole])]
+        copies.update(zip(places, (part.untyped_storage() for part in parts), strict=True))
+
+    def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(copies[_place(tensor)], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    return map_tensors(value, lambda tensor: map_plain_tensors(tensor, copy_of))
+
+
+def nbytes(value: Any) -> int:
+    """Returns the bytes that `on_host(value)` would take."""
+    storages = {_place(tensor): tensor.untyped_storage() for tensor in plain_tensors_in(value)}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _place(tensor: torch.Tensor) -> tuple:
+    return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
 # The files
