@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
 from typing import Any
 
 from transformers.trainer_callback import TrainerState
@@ -19,7 +20,6 @@ from ..distributed.full_state import full_state_dict, whole_state
 from ..distributed.sharded import is_sharded
 from ..errors import CheckpointError
 from . import folders, loading, manifest
-from .background import Background
 from .files import why_not_written
 from .loading import LOOP_STATE, OPTIMIZER, SCALER, SCHEDULER
 from .manifest import STATE, WEIGHTS
@@ -29,14 +29,46 @@ from .writers import Writer, save_states, writer_for, writes_shards
 
 logger = logging.getLogger(__name__)
 
+_THREAD = "mps_trainer checkpoint"
 
-@dataclass(frozen=True)
-class _Result:
-    """The end of writing a checkpoint: its folder, the best checkpoint before it, and the error of the disk."""
 
-    folder: str
-    best_before: str | None
-    error: str | None
+class Background:
+    """Runs one task at a time in a thread. An error of the task is raised when its result is requested.
+
+    The thread ends with the process, whatever it is doing: what it writes must not matter until it is finished.
+    """
+
+    def __init__(self) -> None:
+        self._task: Future[Any] | None = None
+
+    def start(self, work: Callable[[], Any]) -> None:
+        """Starts `work` after the previous task has ended."""
+        self.wait()
+        task = self._task = Future()
+
+        def run() -> None:
+            try:
+                task.set_result(work())
+            except BaseException as error:
+                task.set_exception(error)
+
+        threading.Thread(target=run, name=_THREAD, daemon=True).start()
+
+    def wait(self) -> Any:
+        """Waits until the task ends. Returns its result or raises its error, once; None without a task."""
+        task, self._task = self._task, None
+        return None if task is None else task.result()
+
+    def poll(self) -> Any:
+        """Returns the result of a finished task or raises its error; does not wait for a running one."""
+        return self.wait() if self._task is not None and self._task.done() else None
+
+    @staticmethod
+    def wait_for_all() -> None:
+        """Waits for all tasks of this process. An interrupted run leaves its task behind."""
+        for thread in threading.enumerate():
+            if thread.name == _THREAD:
+                thread.join()
 
 
 class Checkpoints:
@@ -59,7 +91,7 @@ class Checkpoints:
         self._trainer = trainer
         self._given, self._working_dir = run_dir, os.getcwd()
         self._run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
-        self._background: Background[_Result | None] = Background()
+        self._background = Background()
         self._unsaved: str | None = None
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
         # While a checkpoint is written: the positions and generators of all processes, and the whole states of a
@@ -90,13 +122,13 @@ class Checkpoints:
     def poll(self) -> None:
         """Notes that the checkpoint in the background is written; raises its error. Does not wait for it."""
         if (result := self._background.poll()) is not None:
-            self._note_result(result)
+            self._note_result(*result)
         self._fire_complete()
 
     def wait(self) -> None:
         """Waits for the checkpoint in the background and raises its error."""
         if (result := self._background.wait()) is not None:
-            self._note_result(result)
+            self._note_result(*result)
             self._fire_complete()
 
     def unsaved(self) -> str | None:
@@ -143,7 +175,7 @@ class Checkpoints:
         self.wait()
         trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
-        self._gathered = gathered = self._gather()
+        self._gathered = self._gather()
         try:
             if args.should_save:
                 self._note_best()
@@ -154,31 +186,32 @@ class Checkpoints:
             rotate: Callable[[], None] = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
             if writer.in_background:
                 # the Trainer may have begun another run when the thread ends, so the thread reads copies only
-                state = _copied(state)
+                state = copy.copy(state)
+                state.log_history = list(state.log_history)
+                state.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
                 kept = {folder, self._absolute(state.best_model_checkpoint)}
-                self._unsaved = None  # an earlier failure does not keep this save's on_save
                 rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
+                self._unsaved = None  # an earlier failure does not keep this save's on_save
 
-            positions = gathered.get(LOOP_STATE)
+            positions = self._gathered.get(LOOP_STATE)
             work = functools.partial(self._write_checkpoint, writer, folder, state, positions, best_before, rotate)
             if writer.in_background:
                 self._background.start(work)
             elif (result := work()) is not None:
-                self._note_result(result)
+                self._note_result(*result)
         finally:
             self._gathered = {}
 
     def _gather(self) -> dict[str, Any]:
         trainer, args, processes = self._trainer, self._trainer.args, self._trainer._mt_processes
-        with_training = not args.save_only_model
         gathered: dict[str, Any] = {}
-        if trainer._mt_run is not None and with_training:
-            gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
-        if processes.is_distributed and with_training:
+        if not args.save_only_model:
             gathered["rng"] = processes.gather(self._rng())
+            if trainer._mt_run is not None:
+                gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
         if is_sharded(trainer.model) and not writes_shards(trainer.model, args):
             gathered[WEIGHTS] = full_state_dict(trainer.model, keep=args.should_save)
-            if with_training:
+            if not args.save_only_model:
                 gathered[OPTIMIZER] = whole_state(trainer.optimizer, keep=args.should_save)
         return gathered
 
@@ -190,16 +223,27 @@ class Checkpoints:
         positions: list[dict[str, Any]] | None,
         best_before: str | None,
         rotate: Callable[[], None],
-    ) -> _Result | None:
-        """Writes a checkpoint, then removes old ones. Returns the result in the first of the processes that write."""
+    ) -> tuple[str, str | None, str | None] | None:
+        """Writes a checkpoint, then removes old ones. What one of the processes cannot write ends it for all.
+
+        Returns:
+            In the first of the processes that write, what `_note_result` takes; None in the others.
+        """
         processes = Processes() if writer.write_shards is None else self._trainer._mt_processes
         unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
         def begin() -> None:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            os.makedirs(unfinished)
+            if processes.is_first:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                os.makedirs(unfinished)
+
+        def write_shards() -> None:
+            if writer.write_shards is not None:
+                writer.write_shards(unfinished)
 
         def finish() -> None:
+            if not processes.is_first:
+                return
             writer.write(unfinished)
             self._trainer._mt_savable_logs.save(state, os.path.join(unfinished, STATE))
             if positions:
@@ -207,34 +251,38 @@ class Checkpoints:
                     json.dump({"processes": positions}, file, indent=2)
             folders.commit(unfinished, folder, state.global_step, self._run_id)
 
-        write_shards = None if writer.write_shards is None else functools.partial(writer.write_shards, unfinished)
         error = None
-        for work in (begin if processes.is_first else None, write_shards, finish if processes.is_first else None):
-            error = error or _attempt(work, unfinished, processes)
+        try:
+            for work in (begin, write_shards, finish):
+                if error is None:
+                    errors = processes.all_do(functools.partial(_attempt, work, unfinished))
+                    error = next(filter(None, errors), None)
+        finally:
+            if processes.is_first:
+                shutil.rmtree(unfinished, ignore_errors=True)
         if not processes.is_first:
             return None
         if error is None:
             rotate()
-        return _Result(folder, best_before, error)
+        return folder, best_before, error
 
-    def _note_result(self, result: _Result) -> None:
+    def _note_result(self, folder: str, best_before: str | None, error: str | None) -> None:
         """Uploads a checkpoint that was written. Logs the error of one that was not; it is not the best then."""
         trainer, state = self._trainer, self._trainer.state
-        if result.error is None:
-            self._unsaved, self._complete = None, result.folder
+        if error is None:
+            self._unsaved, self._complete = None, folder
             if trainer.args.push_to_hub and not writes_shards(trainer.model, trainer.args):
-                trainer._push_from_checkpoint(result.folder)
+                trainer._push_from_checkpoint(folder)
             return
         newest = self.newest()
         left = "There is none." if newest is None else f"The last one is {newest}."
+        self._unsaved = f"{folder} could not be saved: {error}. {left}"
         logger.error(
-            "%s could not be saved: %s. %s Training continues. Free some disk space or allow writing before the "
-            "next checkpoint is due.",
-            result.folder, result.error, left,
-        )  # fmt: skip
-        self._unsaved = f"{result.folder} could not be saved: {result.error}. {left}"
-        if self._absolute(state.best_model_checkpoint) == result.folder and not os.path.isdir(result.folder):
-            state.best_model_checkpoint = result.best_before
+            "%s Training continues. Free some disk space or allow writing before the next checkpoint is due.",
+            self._unsaved,
+        )
+        if self._absolute(state.best_model_checkpoint) == folder and not os.path.isdir(folder):
+            state.best_model_checkpoint = best_before
         trainer._mt_events.note("fault", self._unsaved)
 
     def _note_best(self) -> None:
@@ -277,9 +325,8 @@ class Checkpoints:
 
     def _rng_files(self) -> dict[str, dict[str, Any]]:
         processes = self._trainer._mt_processes
-        if "rng" in self._gathered:
-            return {rng_file(rank, processes.size): state for rank, state in enumerate(self._gathered["rng"])}
-        return {rng_file(processes.rank, processes.size): self._rng()}
+        of_all = enumerate(self._gathered["rng"]) if "rng" in self._gathered else [(processes.rank, self._rng())]
+        return {rng_file(rank, processes.size): state for rank, state in of_all}
 
     def _rng(self) -> dict[str, Any]:
         """Returns the states of this process's generators, and those that its loader drew from."""
@@ -360,35 +407,12 @@ class Checkpoints:
         return None if folder is None else os.path.normpath(os.path.join(self._working_dir, folder))
 
 
-def _copied(state: TrainerState) -> TrainerState:
-    """Returns a copy of `state` that does not share the log and the callbacks."""
-    copied = copy.copy(state)
-    copied.log_history = list(state.log_history)
-    copied.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
-    return copied
-
-
-def _attempt(work: Callable[[], None] | None, unfinished: str, processes: Processes) -> str | None:
-    """Calls `work`. Returns in all processes why one of them could not write to `unfinished`, or None.
-
-    Where `work` fails in one of them, the folder is gone.
-
-    Raises:
-        Exception: what else `work` raises; a RuntimeError in the others then.
-    """
-    why, error = None, None
+def _attempt(write: Callable[[], None], folder: str) -> str | None:
+    """Calls `write`. Returns why it could not write to `folder`, None if it could; raises its other errors."""
     try:
-        if work is not None:
-            work()
-    except Exception as raised:
-        why = why_not_written(raised, unfinished)  # asks the disk while it is as full as it was
-        error = raised if why is None else None
-    outcomes = processes.gather((why, None if error is None else f"{type(error).__name__}: {error}"))
-    if processes.is_first and any(each != (None, None) for each in outcomes):
-        shutil.rmtree(unfinished, ignore_errors=True)
-    if error is not None:
-        raise error
-    for rank, (_, failed) in enumerate(outcomes):
-        if failed is not None:
-            raise RuntimeError(f"Process {rank} has failed, so this one, process {processes.rank}, ends too. {failed}")
-    return next((reason for reason, _ in outcomes if reason is not None), None)
+        write()
+    except Exception as error:
+        if (why := why_not_written(error, folder)) is None:
+            raise
+        return why
+    return None

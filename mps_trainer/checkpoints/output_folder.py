@@ -16,7 +16,7 @@ from ..arguments.sharding import SHARDED
 from ..distributed.processes import Processes
 from ..errors import MisconfigurationException
 from . import folders
-from .background import Background
+from .checkpoints import Background
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from mps_trainer.checkpoints.background import Background
+from mps_trainer.checkpoints.checkpoints import Background
 
 
 def test_what_work_raises_is_raised_once_when_it_is_waited_for():
@@ -45,7 +45,7 @@ def test_polling_raises_what_work_that_has_ended_raised():
         raise ValueError("not written")
 
     background.start(work)
-    background._thread.join()
+    Background.wait_for_all()
     with pytest.raises(ValueError, match="not written"):
         background.poll()
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from mps_trainer.checkpoints import checkpoints as module
 from mps_trainer.checkpoints import folders, loading, manifest
 from mps_trainer.checkpoints.checkpoints import Checkpoints
 from mps_trainer.distributed import Processes
@@ -218,7 +217,7 @@ def test_a_checkpoint_that_was_not_saved_is_not_the_best(saver, trainer, tmp_pat
         with_checkpoints(tmp_path, 3)
     folder = str(tmp_path / "checkpoint-3")
     trainer.state.best_model_checkpoint = str(tmp_path / best)
-    saver._note_result(module._Result(folder, str(tmp_path / "before"), "the disk is full"))
+    saver._note_result(folder, str(tmp_path / "before"), "the disk is full")
     assert trainer.state.best_model_checkpoint == str(tmp_path / expected)
     assert trainer.notes == [("fault", f"{folder} could not be saved: the disk is full. {left.format(folder)}")]
 
@@ -226,12 +225,12 @@ def test_a_checkpoint_that_was_not_saved_is_not_the_best(saver, trainer, tmp_pat
 def test_a_failed_save_does_not_name_a_checkpoint_of_another_run(saver, trainer, tmp_path):
     with_checkpoints(tmp_path, 9)
     saver.find_stale(None)
-    saver._note_result(module._Result(str(tmp_path / "checkpoint-3"), None, "the disk is full"))
+    saver._note_result(str(tmp_path / "checkpoint-3"), None, "the disk is full")
     assert saver.unsaved().endswith("There is none.")
 
 
 def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_path):
-    saver._note_result(module._Result(str(tmp_path / "checkpoint-2"), None, "the disk is full"))
+    saver._note_result(str(tmp_path / "checkpoint-2"), None, "the disk is full")
     trainer._mt_run, trainer.state.global_step = FakeRun(), 3
     saver.write()
     saver.fire_on_save()

@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 from mps_trainer import Trainer
 from mps_trainer.checkpoints import folders, manifest, writers
-from mps_trainer.checkpoints.background import Background
+from mps_trainer.checkpoints.checkpoints import Background
 from mps_trainer.checkpoints.files import why_not_written
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import CheckpointError
@@ -189,7 +189,7 @@ def test_a_complete_checkpoint_is_told_after_it_was_written_in_the_background(ma
             if state.global_step == 3:  # the step after the save has been trained
                 assert completes.seen == []
                 gate.set()
-                trainer._mt_checkpoints._background._thread.join()
+                Background.wait_for_all()
 
     completes = Completes()
     trainer = make_trainer({"callbacks": [Hold(), completes]}, **SAVING)
