@@ -249,7 +249,8 @@ class Checkpoints:
             if positions:
                 with open(os.path.join(unfinished, LOOP_STATE), "w", encoding="utf-8") as file:
                     json.dump({"processes": positions}, file, indent=2)
-            folders.commit(unfinished, folder, state.global_step, self._run_id)
+            save = folders.next_save(self.run_dir)
+            manifest.commit(unfinished, folder, state.global_step, save, self._run_id)
 
         error = None
         try:

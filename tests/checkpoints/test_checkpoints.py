@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from mps_trainer.checkpoints import folders, loading, manifest
+from mps_trainer.checkpoints import loading, manifest
 from mps_trainer.checkpoints.checkpoints import Checkpoints
 from mps_trainer.distributed import Processes
 
@@ -243,8 +243,8 @@ def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(
 ):
     opened = threading.Event()
 
-    commit = folders.commit
-    monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
+    commit = manifest.commit
+    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
     with_checkpoints(tmp_path, 2, 4, 6)
     saver.find_stale(4)
     trainer._mt_run, args.save_total_limit = FakeRun(), 2

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import files, folders, manifest, schema
+from mps_trainer.checkpoints import files, manifest, schema
 from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors, shown
 
 
@@ -173,7 +173,7 @@ def test_a_file_system_that_cannot_do_so_is_asked_for_less(tmp_path, monkeypatch
     monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append(os.fstat(descriptor).st_ino))
     (tmp_path / "new" / "inner").mkdir(parents=True)
     (tmp_path / "new" / "inner" / "file").write_text("x")
-    folders.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-1"), 1)
+    manifest.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-1"), 1, 1)
     places = [tmp_path, *(tmp_path / "checkpoint-1" / name for name in (".", "inner", "inner/file", manifest.NAME))]
     assert set(asked) == {place.stat().st_ino for place in places}
 
@@ -181,7 +181,7 @@ def test_a_file_system_that_cannot_do_so_is_asked_for_less(tmp_path, monkeypatch
 def test_an_index_of_weights_without_a_manifest_has_to_be_one(make_checkpoint):
     folder = make_checkpoint(5, listed=False)
     (folder / "model.safetensors.index.json").write_text("{}")
-    assert manifest.fault(str(folder)) == "model.safetensors.index.json is damaged"
+    assert manifest.fault(str(folder)) == "model.safetensors.index.json is damaged or truncated"
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
     assert manifest.fault(str(folder)) is None
 

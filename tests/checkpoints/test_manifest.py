@@ -142,7 +142,7 @@ def header(text: bytes, length: int | None = None, rest: bytes = b"") -> bytes:
 def test_without_a_manifest_weights_that_do_not_fit_their_header_are_named(make_checkpoint, content):
     folder = make_checkpoint(5, listed=False)
     (folder / "model.safetensors").write_bytes(content)
-    assert manifest.fault(str(folder)) == "model.safetensors is truncated or damaged"
+    assert manifest.fault(str(folder)) == "model.safetensors is damaged or truncated"
 
 
 @pytest.mark.parametrize(

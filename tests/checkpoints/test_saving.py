@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel, TrainerCallback
 
 from mps_trainer import Trainer
-from mps_trainer.checkpoints import folders, manifest, writers
+from mps_trainer.checkpoints import manifest, writers
 from mps_trainer.checkpoints.checkpoints import Background
 from mps_trainer.checkpoints.files import why_not_written
 from mps_trainer.checkpoints.folders import find_checkpoints
@@ -45,8 +45,8 @@ def gate(monkeypatch):
     opened = threading.Event()
     opened.set()
 
-    commit = folders.commit
-    monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
+    commit = manifest.commit
+    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
     return opened
 
 
@@ -123,7 +123,7 @@ def test_what_goes_wrong_beside_training_is_an_error_at_the_next_step(make_train
     def fail(*args):
         raise KeyError("a fault of the program")
 
-    monkeypatch.setattr(folders, "commit", fail)
+    monkeypatch.setattr(manifest, "commit", fail)
     trainer = make_trainer(**{**SAVING, "max_steps": 200})
     with pytest.raises(KeyError, match="a fault of the program"):
         trainer.train()
@@ -165,8 +165,10 @@ class Overrides(Trainer):
     ids=["safe", "on_save is listened to", "on_checkpoint_complete is", "overridden", "not wanted", "on each node"],
 )
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
-    threads, commit = set(), folders.commit
-    monkeypatch.setattr(folders, "commit", lambda *args: (threads.add(threading.current_thread().name), commit(*args)))
+    threads, commit = set(), manifest.commit
+    monkeypatch.setattr(
+        manifest, "commit", lambda *args: (threads.add(threading.current_thread().name), commit(*args))
+    )
     make_trainer(trainer, **SAVING, **settings).train()
     assert threads == ({"mps_trainer checkpoint"} if beside else {threading.main_thread().name})
 
@@ -470,7 +472,7 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
     callback = Interrupts()
     trainer = make_trainer({"callbacks": [callback]}, **{**SAVING, "save_steps": 100})
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "commit", fails)
+        patch.setattr(manifest, "commit", fails)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         Background.wait_for_all()
