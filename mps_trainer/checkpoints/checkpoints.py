@@ -32,43 +32,11 @@ logger = logging.getLogger(__name__)
 _THREAD = "mps_trainer checkpoint"
 
 
-class Background:
-    """Runs one task at a time in a thread. An error of the task is raised when its result is requested.
-
-    The thread ends with the process, whatever it is doing: what it writes must not matter until it is finished.
-    """
-
-    def __init__(self) -> None:
-        self._task: Future[Any] | None = None
-
-    def start(self, work: Callable[[], Any]) -> None:
-        """Starts `work` after the previous task has ended."""
-        self.wait()
-        task = self._task = Future()
-
-        def run() -> None:
-            try:
-                task.set_result(work())
-            except BaseException as error:
-                task.set_exception(error)
-
-        threading.Thread(target=run, name=_THREAD, daemon=True).start()
-
-    def wait(self) -> Any:
-        """Waits until the task ends. Returns its result or raises its error, once; None without a task."""
-        task, self._task = self._task, None
-        return None if task is None else task.result()
-
-    def poll(self) -> Any:
-        """Returns the result of a finished task or raises its error; does not wait for a running one."""
-        return self.wait() if self._task is not None and self._task.done() else None
-
-    @staticmethod
-    def wait_for_all() -> None:
-        """Waits for all tasks of this process. An interrupted run leaves its task behind."""
-        for thread in threading.enumerate():
-            if thread.name == _THREAD:
-                thread.join()
+def wait_for_background() -> None:
+    """Waits for all checkpoints that this process writes in the background. An interrupted run leaves one behind."""
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join()
 
 
 class Checkpoints:
@@ -91,7 +59,7 @@ class Checkpoints:
         self._trainer = trainer
         self._given, self._working_dir = run_dir, os.getcwd()
         self._run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
-        self._background = Background()
+        self._writing: Future[Any] | None = None  # the checkpoint in the background
         self._unsaved: str | None = None
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
         # While a checkpoint is written: the positions and generators of all processes, and the whole states of a
@@ -121,14 +89,15 @@ class Checkpoints:
 
     def poll(self) -> None:
         """Notes that the checkpoint in the background is written; raises its error. Does not wait for it."""
-        if (result := self._background.poll()) is not None:
-            self._note_result(*result)
+        if self._writing is not None and self._writing.done():
+            self.wait()
         self._fire_complete()
 
     def wait(self) -> None:
-        """Waits for the checkpoint in the background and raises its error."""
-        if (result := self._background.wait()) is not None:
-            self._note_result(*result)
+        """Waits for the checkpoint in the background and raises its error, once."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._note_result(*writing.result())
             self._fire_complete()
 
     def unsaved(self) -> str | None:
@@ -196,7 +165,7 @@ class Checkpoints:
             positions = self._gathered.get(LOOP_STATE)
             work = functools.partial(self._write_checkpoint, writer, folder, state, positions, best_before, rotate)
             if writer.in_background:
-                self._background.start(work)
+                self._writing = _in_thread(work)
             elif (result := work()) is not None:
                 self._note_result(*result)
         finally:
@@ -298,10 +267,10 @@ class Checkpoints:
 
     def full_weights(self) -> dict[str, Any] | None:
         """Returns the full weights of a sharded model, else None. All processes must call it."""
-        weights, model = self._gathered.get(WEIGHTS), self._trainer.model
-        if weights is None and is_sharded(model):
-            return full_state_dict(model, keep=self._trainer.args.should_save)
-        return weights
+        model = self._trainer.model
+        if WEIGHTS in self._gathered or not is_sharded(model):
+            return self._gathered.get(WEIGHTS)
+        return full_state_dict(model, keep=self._trainer.args.should_save)
 
     def states(self, *names: str) -> dict[str, Any]:
         """Returns optimizer, schedule and scaler by the names of their files, or those of them in `names`."""
@@ -406,6 +375,20 @@ class Checkpoints:
     def _absolute(self, folder: Any) -> Any:
         """Returns a folder that may be relative to the working folder at the begin of the run; None for None."""
         return None if folder is None else os.path.normpath(os.path.join(self._working_dir, folder))
+
+
+def _in_thread(work: Callable[[], Any]) -> Future[Any]:
+    """Starts `work` in a thread that ends with the process: what it writes must not matter until it is finished."""
+    task: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            task.set_result(work())
+        except BaseException as error:
+            task.set_exception(error)
+
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
+    return task
 
 
 def _attempt(write: Callable[[], None], folder: str) -> str | None:

@@ -27,8 +27,9 @@ from ..distributed.full_state import load_full_weights, parted_state
 from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
 from ..model.adapters import has_adapters, load_adapters
+from ..utils.text import shown
 from . import manifest, schema, shards
-from .files import damaged, is_there, read_safetensors, read_tensors, shown
+from .files import damaged, is_there, read_safetensors, read_tensors
 from .manifest import STATE, WEIGHTS, weight_files
 from .rng import read_rng, rng_files
 
@@ -193,7 +194,7 @@ def _try_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
             if name not in group:
                 raise ValueError(f"it belongs to another optimizer, which has no {name}")
             if not is_like(group[name], value):
-                raise ValueError(f"it belongs to another optimizer, which has {name}={shown(group[name])}")
+                raise ValueError(f"it belongs to another optimizer, which has {name}={shown(group[name], 50)}")
         # a foreign subclass may keep what it likes: GaLore's momenta have another shape
         if type(optimizer).__module__.partition(".")[0] in ("torch", "mps_trainer"):
             states = [saved["state"].get(index, {}) for index in group["params"]]
@@ -232,7 +233,7 @@ def _try_step(kind: Any, group: dict[str, Any], parameters: list[torch.Tensor], 
 def _copied(value: Any, name: str, parameter: torch.Tensor) -> Any:
     """Returns a value of the state of `parameter` as load_state_dict() converts it; of tensors, only the shape."""
     if name == "step" and not schema.fits(value.item() if torch.is_tensor(value) else value, schema.Amount):
-        raise ValueError(f"step is {shown(value)}")
+        raise ValueError(f"step is {shown(value, 50)}")
     if not torch.is_tensor(value):
         return value
     if value.layout != torch.strided or (is_traceable_wrapper_subclass(value) and not is_shard(value)):
@@ -253,7 +254,7 @@ def _try_schedule(saved: Any, schedule: Any) -> None:
     for name, value in saved.items():
         is_checked = (is_torchs and name != "lr_lambdas") or name in _PLACE
         if is_method(schedule, name) or (is_checked and not is_like(value, own.get(name))):
-            raise ValueError(f"{name} is {shown(value)}")
+            raise ValueError(f"{name} is {shown(value, 50)}")
     if not is_torchs:
         return
     groups = [{**group, "lr": float(group["lr"])} for group in schedule.optimizer.param_groups]
@@ -307,7 +308,7 @@ def require_exported(saved: dict[str, Any], part: Any) -> None:
             if table == "attributes" and is_method(part, name):
                 raise ValueError(f"{name} is not a value")
             if is_known and not is_like(value, own.get(table, {}).get(name)):
-                raise ValueError(f"{name} is {shown(value)}")
+                raise ValueError(f"{name} is {shown(value, 50)}")
 
 
 # Position and state

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import files, manifest, schema
-from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors, shown
+from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path):
@@ -109,23 +109,6 @@ def test_objects_are_read_where_their_kind_is_allowed(tmp_path):
 
 class Allowed:
     pass
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("a\nb", r"'a\nb'"),
-        ({"a": 1}, "{'a': 1}"),
-        (torch.ones(2, 2), "tensor([[1., 1.], [1., 1.]])"),
-        ("x" * 48, "'" + "x" * 48 + "'"),
-        ("x" * 49, "'" + "x" * 46 + "..."),
-        (10**5000, "of type int"),
-    ],
-    ids=["newline", "table", "tensor", "50", "51", "huge"],
-)
-def test_a_value_is_shown_in_one_short_line(value, text):
-    assert shown(value) == text
-    assert len(text) <= 50
 
 
 HUGE = 10**400

@@ -18,7 +18,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 from mps_trainer import Trainer
 from mps_trainer.checkpoints import manifest, writers
-from mps_trainer.checkpoints.checkpoints import Background
+from mps_trainer.checkpoints.checkpoints import wait_for_background
 from mps_trainer.checkpoints.files import why_not_written
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import CheckpointError
@@ -166,11 +166,14 @@ class Overrides(Trainer):
 )
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
     threads, commit = set(), manifest.commit
-    monkeypatch.setattr(
-        manifest, "commit", lambda *args: (threads.add(threading.current_thread().name), commit(*args))
-    )
+
+    def note_thread(*args):
+        threads.add((threading.current_thread().name, threading.current_thread().daemon))
+        commit(*args)
+
+    monkeypatch.setattr(manifest, "commit", note_thread)
     make_trainer(trainer, **SAVING, **settings).train()
-    assert threads == ({"mps_trainer checkpoint"} if beside else {threading.main_thread().name})
+    assert threads == {("mps_trainer checkpoint", True) if beside else (threading.main_thread().name, False)}
 
 
 def test_not_where_a_second_copy_would_crowd_the_memory(make_trainer, monkeypatch):
@@ -191,7 +194,7 @@ def test_a_complete_checkpoint_is_told_after_it_was_written_in_the_background(ma
             if state.global_step == 3:  # the step after the save has been trained
                 assert completes.seen == []
                 gate.set()
-                Background.wait_for_all()
+                wait_for_background()
 
     completes = Completes()
     trainer = make_trainer({"callbacks": [Hold(), completes]}, **SAVING)
@@ -311,7 +314,7 @@ class LimitFrom(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step in (self.first, self.last):
-            Background.wait_for_all()  # what was begun before
+            wait_for_background()  # what was begun before
         if state.global_step == self.first:
             self.limit(self.size)
         if state.global_step == self.last:
@@ -475,7 +478,7 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
         patch.setattr(manifest, "commit", fails)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
-        Background.wait_for_all()
+        wait_for_background()
     trainer.remove_callback(callback)
     assert trainer.train().global_step == 6
 
