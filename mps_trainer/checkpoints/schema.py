@@ -33,7 +33,7 @@ class CallbackState(Struct):
 
 
 class State(Struct, kw_only=True):
-    """trainer_state.json."""
+    """trainer_state.json, without the values that the run sets anew."""
 
     global_step: Count
     epoch: Amount | None
@@ -44,13 +44,6 @@ class State(Struct, kw_only=True):
     train_batch_size: Size | None = None
     total_flos: Amount = 0
     num_input_tokens_seen: Amount = 0
-    max_steps: Amount | None = None
-    logging_steps: Amount | None = None
-    eval_steps: Amount | None = None
-    save_steps: Amount | None = None
-    num_train_epochs: Amount | None = None
-    is_local_process_zero: bool = True
-    is_world_process_zero: bool = True
     is_hyper_param_search: bool = False
     trial_name: Text | None = None
     trial_params: dict[str, Any] | None = None

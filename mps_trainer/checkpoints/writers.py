@@ -11,8 +11,9 @@ import logging
 import os
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -206,10 +207,16 @@ def save(
     inner = _inner(model)
     if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
         given = {} if state_dict is None else {"state_dict": state_dict}
-        with without_progress_bars(), _writing_in_any_process(inner):
-            inner.save_pretrained(folder, **given)
+        # transformers writes in the first process only, and with save_on_each_node the first one of each machine does
+        inner.should_save_on_this_rank = lambda is_main_process: is_main_process
+        try:
+            with without_progress_bars():
+                inner.save_pretrained(folder, **given)
+        finally:
+            del inner.should_save_on_this_rank
     else:
-        inner = inner if state_dict is None else _Weights(state_dict)
+        if state_dict is not None:
+            inner = SimpleNamespace(state_dict=lambda: dict(state_dict))
         save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
     _save_processor_and_args(processing_class, args, folder)
 
@@ -225,30 +232,6 @@ def save_without_weights(model: Any, processing_class: Any, args: TrainingArgume
         if hasattr(part, "save_pretrained"):
             part.save_pretrained(folder)
     _save_processor_and_args(processing_class, args, folder)
-
-
-class _Weights(nn.Module):
-    """Represents a model with copied weights, for the functions that write models."""
-
-    def __init__(self, weights: dict[str, Any]) -> None:
-        super().__init__()
-        self._weights = weights
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        return dict(self._weights)
-
-
-@contextlib.contextmanager
-def _writing_in_any_process(model: Any) -> Iterator[None]:
-    """Lets save_pretrained() write in any process inside; transformers' writes only in the first one.
-
-    With save_on_each_node the first one of each machine writes.
-    """
-    model.should_save_on_this_rank = lambda is_main_process: is_main_process
-    try:
-        yield
-    finally:
-        del model.should_save_on_this_rank
 
 
 def processor_to_save(trainer: Any) -> Any:
