@@ -18,7 +18,7 @@ from transformers.trainer_callback import TrainerState
 from ..distributed import Processes
 from ..distributed.full_state import full_state_dict, whole_state
 from ..distributed.sharded import is_sharded
-from ..errors import CheckpointError
+from ..errors import AnotherProcessFailedError, CheckpointError
 from . import folders, loading, manifest
 from .files import why_not_written
 from .loading import LOOP_STATE, OPTIMIZER, SCALER, SCHEDULER
@@ -202,17 +202,10 @@ class Checkpoints:
         unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
         def begin() -> None:
-            if processes.is_first:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                os.makedirs(unfinished)
-
-        def write_shards() -> None:
-            if writer.write_shards is not None:
-                writer.write_shards(unfinished)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            os.makedirs(unfinished)
 
         def finish() -> None:
-            if not processes.is_first:
-                return
             writer.write(unfinished)
             self._trainer._mt_savable_logs.save(state, os.path.join(unfinished, STATE))
             if positions:
@@ -223,10 +216,16 @@ class Checkpoints:
 
         error = None
         try:
-            for work in (begin, write_shards, finish):
-                if error is None:
-                    errors = processes.all_do(functools.partial(_attempt, work, unfinished))
-                    error = next(filter(None, errors), None)
+            processes.first_does(begin)
+            if writer.write_shards is not None:
+                processes.all_do(functools.partial(writer.write_shards, unfinished))
+            processes.first_does(finish)
+        except BaseException as failure:  # of one of the processes, and then all come here
+            is_own = not isinstance(failure, AnotherProcessFailedError)
+            reasons = processes.gather(why_not_written(failure, unfinished) if is_own else "")
+            if None in reasons:
+                raise
+            error = next(filter(None, reasons))
         finally:
             if processes.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -389,14 +388,3 @@ def _in_thread(work: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, name=_THREAD, daemon=True).start()
     return task
-
-
-def _attempt(write: Callable[[], None], folder: str) -> str | None:
-    """Calls `write`. Returns why it could not write to `folder`, None if it could; raises its other errors."""
-    try:
-        write()
-    except Exception as error:
-        if (why := why_not_written(error, folder)) is None:
-            raise
-        return why
-    return None
