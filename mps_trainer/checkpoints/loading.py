@@ -213,19 +213,18 @@ def _try_step(kind: Any, group: dict[str, Any], parameters: list[torch.Tensor], 
     Raises:
         Exception: whatever torch raises for settings or states that it cannot step with.
     """
-    devices = ["meta" if each.numel() > 1 else "cpu" for each in parameters]
-    copies = [
-        nn.Parameter(torch.zeros(each.shape, dtype=each.dtype, device=device))
-        for each, device in zip(parameters, devices, strict=True)
-    ]
-    settings = {**group, "foreach": False, "fused": False}
-    names = inspect.signature(kind).parameters.keys() & settings.keys() - {"params"}
-    optimizer = kind(copies, **{name: settings[name] for name in names})
-    for each, state in zip(copies, states, strict=True):
+    copies: dict[str, tuple[nn.Parameter, dict[str, Any]]] = {}  # one of those that are alike
+    for parameter, state in zip(parameters, states, strict=True):
+        device = "meta" if parameter.numel() > 1 else "cpu"
+        each = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype, device=device))
         each.grad = torch.zeros_like(each)
-        if state:
-            optimizer.state[each] = {name: _copied(value, name, each) for name, value in state.items()}
-    optimizer.__setstate__({"state": optimizer.state, "param_groups": [{**settings, "params": copies}]})
+        copied = {name: _copied(value, name, each) for name, value in state.items()}
+        copies.setdefault(repr((each.shape, each.dtype, copied)), (each, copied))
+    settings = {**group, "params": [each for each, _ in copies.values()], "foreach": False, "fused": False}
+    names = inspect.signature(kind).parameters.keys() & settings.keys()
+    optimizer = kind(**{name: settings[name] for name in names})
+    optimizer.state.update((each, copied) for each, copied in copies.values() if copied)
+    optimizer.__setstate__({"state": optimizer.state, "param_groups": [settings]})
     # hooks for all optimizers are not called for this one
     (kind.step.__wrapped__ if getattr(kind.step, "hooked", False) else kind.step)(optimizer)
 
