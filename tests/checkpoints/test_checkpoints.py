@@ -55,15 +55,6 @@ def test_a_checkpoint_is_written_by_the_methods_of_the_trainer_in_their_order(sa
     assert saver.unsaved() is None
 
 
-def test_a_model_alone_is_written_without_optimizer_and_generators(saver, trainer, args):
-    args.save_only_model = True
-    trainer._mt_run = FakeRun()
-    trainer._mt_overrides = SimpleNamespace(has=lambda *names: True)
-    saver.write()
-    assert [each[0] for each in trainer.called] == ["save_model", "_rotate_checkpoints"]
-    assert names(saver.folder()) == ["manifest.json", "trainer_state.json"]
-
-
 @pytest.mark.parametrize(("resumed_at", "stale"), [(None, [2, 4, 6]), (4, [6])])
 def test_checkpoints_of_later_steps_than_the_one_resumed_from_are_stale(saver, tmp_path, resumed_at, stale):
     run_dir = with_checkpoints(tmp_path, 2, 4, 6)
@@ -108,12 +99,6 @@ def test_each_process_has_a_file_with_its_generators_and_an_entry_with_its_posit
     saved = [torch.load(folder / name, weights_only=False) for name in files]
     assert [each["order_seed"] for each in saved] == [7, 8][:size]
     assert torch.equal(saved[0]["cpu"], torch.get_rng_state())
-
-
-def test_a_process_that_saves_its_generators_by_hand_writes_its_own_file(saver, trainer, tmp_path):
-    trainer._mt_processes = Processes(1, 2)
-    saver.save_rng(str(tmp_path))
-    assert names(tmp_path) == ["rng_state_1.pth"]
 
 
 class AddsNotes(TrainerCallback):

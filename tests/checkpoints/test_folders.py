@@ -17,7 +17,7 @@ def test_the_newest_whole_one_is_taken_and_the_skipped_ones_are_told(make_checkp
     whole = make_checkpoint(5)
     for step in (10, 20):
         cut(make_checkpoint(step) / "optimizer.pt")
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(whole)
+    assert folders.checkpoint_to_resume("True", str(tmp_path)) == str(whole)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert f"Skipping {tmp_path / 'checkpoint-20'}, which is damaged: optimizer.pt has 10 bytes" in told[0]
@@ -32,6 +32,8 @@ def test_one_of_transformers_that_was_half_written_is_skipped(make_checkpoint, t
 
 
 def test_if_all_are_damaged_each_is_named(make_checkpoint, tmp_path):
+    with pytest.raises(MisconfigurationException, match="No valid checkpoint found in output directory"):
+        folders.checkpoint_to_resume(True, str(tmp_path))
     cut(make_checkpoint(5) / "optimizer.pt")
     (make_checkpoint(10) / "model.safetensors").unlink()
     with pytest.raises(MisconfigurationException) as refused:
