@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 LOOP_STATE = "loop_state.json"  # the position in training, which the step number of a checkpoint does not contain
-_PLACE = ("last_epoch", "base_lrs", "_last_lr", "num_bad_epochs", "cooldown_counter")  # of a schedule
+_PLACE = ("last_epoch", "base_lrs", "_last_lr", "num_bad_epochs", "cooldown_counter")  # where a schedule stands
 EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None as long as whole batches fit
 
 
@@ -213,7 +213,7 @@ def _try_step(kind: Any, group: dict[str, Any], parameters: list[torch.Tensor], 
     Raises:
         Exception: whatever torch raises for settings or states that it cannot step with.
     """
-    copies: dict[str, tuple[nn.Parameter, dict[str, Any]]] = {}  # one of those that are alike
+    copies: dict[str, tuple[nn.Parameter, dict[str, Any]]] = {}  # parameters that are alike share one
     for parameter, state in zip(parameters, states, strict=True):
         device = "meta" if parameter.numel() > 1 else "cpu"
         each = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype, device=device))
@@ -259,7 +259,7 @@ def _try_schedule(saved: Any, schedule: Any) -> None:
     groups = [{**group, "lr": float(group["lr"])} for group in schedule.optimizer.param_groups]
     trial = _copy_for(SimpleNamespace(param_groups=groups, step=schedule.optimizer.step), schedule)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the order of steps
+        warnings.simplefilter("ignore")  # torch warns of schedules that step before an optimizer
         trial.load_state_dict(saved)
         trial.last_epoch = max(trial.last_epoch - 1, 0)  # OneCycleLR has no step after its last one
         trial.step(*([0.0] if isinstance(trial, torch.optim.lr_scheduler.ReduceLROnPlateau) else []))

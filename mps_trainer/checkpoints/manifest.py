@@ -234,7 +234,7 @@ def _fault_of_files(folder: str) -> str | None:
         except MisconfigurationException:
             return f"{NAME} is damaged"
         try:
-            unlisted = [name for name in weight_files(folder) if name not in listed]  # converted ones
+            unlisted = [name for name in weight_files(folder) if name not in listed]  # they were converted
         except MisconfigurationException:
             return "the index of the weights is damaged"
     for name in unlisted:
