@@ -125,12 +125,6 @@ def callback(trainer, tmp_path):
     return callback
 
 
-def test_what_a_callback_adds_to_a_checkpoint_is_listed(saver, callback, tmp_path):
-    saver.fire_on_save()
-    assert callback.steps == [3]
-    assert "notes.txt" in manifest.read(str(tmp_path / "checkpoint-3"))["files"]
-
-
 def test_a_changed_checkpoint_that_cannot_be_listed_again_is_an_error_in_the_log(
     saver, callback, tmp_path, caplog, monkeypatch
 ):

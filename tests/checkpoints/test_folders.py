@@ -123,14 +123,6 @@ def test_removing_one_leaves_no_half_of_it(make_checkpoint, tmp_path, monkeypatc
     assert "could not be removed: Input/output error" in caplog.text
 
 
-def test_the_newest_is_the_one_that_was_written_last(make_checkpoint, tmp_path):
-    make_checkpoint(20)
-    newest = make_checkpoint(7)  # of a run that came after the one that left the other
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(newest)
-    (tmp_path / "checkpoint-20" / "manifest.json").unlink()  # does not say when
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-20")
-
-
 def test_the_best_is_kept_however_its_folder_is_spelled(make_checkpoint, tmp_path):
     for step in (1, 2, 3):
         make_checkpoint(step)
@@ -207,12 +199,3 @@ def test_only_the_packages_own_names_are_checkpoints(make_checkpoint, tmp_path, 
     (tmp_path / name).mkdir()
     assert folders.step_of(str(tmp_path / name)) == -1
     assert folders.find_checkpoints(str(tmp_path)) == [str(whole)]
-
-
-def test_a_run_beside_a_folder_with_a_similar_name_warns_of_nothing(make_trainer, tmp_path, caplog):
-    for name in ("checkpoint-0004", "checkpoint-٩"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-    trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1)
-    trainer.train()
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
-    assert set(os.listdir(tmp_path / "run")) >= {"checkpoint-0004", "checkpoint-٩", "checkpoint-3"}

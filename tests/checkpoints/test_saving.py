@@ -227,12 +227,21 @@ def test_a_complete_checkpoint_has_what_was_added_to_it_at_on_save(make_trainer)
     assert seen == find_checkpoints(trainer.args.output_dir)
 
 
-@pytest.mark.parametrize("save_async", [True, False])
-def test_a_checkpoint_that_was_not_saved_is_not_told_as_complete(make_trainer, small_files, save_async):
-    completes = Completes()
-    settings = {**SAVING, "max_steps": 8, "save_async": save_async}
-    make_trainer({"callbacks": [completes, LimitFrom(small_files, 4, 7, 100)]}, **settings).train()
+class HearsSaves(TrainerCallback):
+    def __init__(self):
+        self.steps = []
+
+    def on_save(self, args, state, control, **kwargs):
+        self.steps.append(state.global_step)
+
+
+@pytest.mark.parametrize(("save_async", "hears_saves"), [(True, False), (False, False), (True, True)])
+def test_nobody_is_told_of_a_checkpoint_that_was_not_saved(make_trainer, small_files, save_async, hears_saves):
+    completes, saves = Completes(), HearsSaves()
+    callbacks = [completes, LimitFrom(small_files, 4, 7, 100), *([saves] if hears_saves else [])]
+    make_trainer({"callbacks": callbacks}, **{**SAVING, "max_steps": 8, "save_async": save_async}).train()
     assert completes.seen == [("checkpoint-2", None, True), ("checkpoint-8", None, True)]
+    assert saves.steps == ([2, 8] if hears_saves else [])
 
 
 def test_a_checkpoint_that_a_callback_saves_is_told_as_complete(make_trainer):
@@ -447,18 +456,6 @@ def test_training_goes_on_while_a_small_disk_is_full(make_trainer, tmp_path, cap
         assert not [path for path in os.listdir(run) if path.startswith("tmp-")]
     finally:
         subprocess.run(["umount", str(run)], check=True)
-
-
-def test_nobody_is_told_of_a_checkpoint_that_was_not_saved(make_trainer, small_files):
-    told = []
-
-    class Uses(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            told.append(state.global_step)
-
-    settings = {**SAVING, "max_steps": 8}
-    make_trainer({"callbacks": [Uses(), LimitFrom(small_files, 4, 7, 100)]}, **settings).train()
-    assert told == [2, 8]
 
 
 def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_trainer, monkeypatch):
