@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
 from typing import Any
 
 from transformers.trainer_callback import TrainerState
@@ -17,9 +18,8 @@ from transformers.trainer_callback import TrainerState
 from ..distributed import Processes
 from ..distributed.full_state import full_state_dict, whole_state
 from ..distributed.sharded import is_sharded
-from ..errors import CheckpointError
+from ..errors import AnotherProcessFailedError, CheckpointError
 from . import folders, loading, manifest
-from .background import Background
 from .files import why_not_written
 from .loading import LOOP_STATE, OPTIMIZER, SCALER, SCHEDULER
 from .manifest import STATE, WEIGHTS
@@ -29,14 +29,14 @@ from .writers import Writer, save_states, writer_for, writes_shards
 
 logger = logging.getLogger(__name__)
 
+_THREAD = "mps_trainer checkpoint"
 
-@dataclass(frozen=True)
-class _Result:
-    """The end of writing a checkpoint: its folder, the best checkpoint before it, and the error of the disk."""
 
-    folder: str
-    best_before: str | None
-    error: str | None
+def wait_for_background() -> None:
+    """Waits for all checkpoints that this process writes in the background. An interrupted run leaves one behind."""
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join()
 
 
 class Checkpoints:
@@ -59,7 +59,7 @@ class Checkpoints:
         self._trainer = trainer
         self._given, self._working_dir = run_dir, os.getcwd()
         self._run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
-        self._background: Background[_Result | None] = Background()
+        self._writing: Future[Any] | None = None  # the checkpoint in the background
         self._unsaved: str | None = None
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
         # While a checkpoint is written: the positions and generators of all processes, and the whole states of a
@@ -89,14 +89,15 @@ class Checkpoints:
 
     def poll(self) -> None:
         """Notes that the checkpoint in the background is written; raises its error. Does not wait for it."""
-        if (result := self._background.poll()) is not None:
-            self._note_result(result)
+        if self._writing is not None and self._writing.done():
+            self.wait()
         self._fire_complete()
 
     def wait(self) -> None:
-        """Waits for the checkpoint in the background and raises its error."""
-        if (result := self._background.wait()) is not None:
-            self._note_result(result)
+        """Waits for the checkpoint in the background and raises its error, once."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._note_result(*writing.result())
             self._fire_complete()
 
     def unsaved(self) -> str | None:
@@ -143,7 +144,7 @@ class Checkpoints:
         self.wait()
         trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
-        self._gathered = gathered = self._gather()
+        self._gathered = self._gather()
         try:
             if args.should_save:
                 self._note_best()
@@ -154,31 +155,32 @@ class Checkpoints:
             rotate: Callable[[], None] = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
             if writer.in_background:
                 # the Trainer may have begun another run when the thread ends, so the thread reads copies only
-                state = _copied(state)
+                state = copy.copy(state)
+                state.log_history = list(state.log_history)
+                state.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
                 kept = {folder, self._absolute(state.best_model_checkpoint)}
-                self._unsaved = None  # an earlier failure does not keep this save's on_save
                 rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
+                self._unsaved = None  # an earlier failure does not keep this save's on_save
 
-            positions = gathered.get(LOOP_STATE)
+            positions = self._gathered.get(LOOP_STATE)
             work = functools.partial(self._write_checkpoint, writer, folder, state, positions, best_before, rotate)
             if writer.in_background:
-                self._background.start(work)
+                self._writing = _in_thread(work)
             elif (result := work()) is not None:
-                self._note_result(result)
+                self._note_result(*result)
         finally:
             self._gathered = {}
 
     def _gather(self) -> dict[str, Any]:
         trainer, args, processes = self._trainer, self._trainer.args, self._trainer._mt_processes
-        with_training = not args.save_only_model
         gathered: dict[str, Any] = {}
-        if trainer._mt_run is not None and with_training:
-            gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
-        if processes.is_distributed and with_training:
+        if not args.save_only_model:
             gathered["rng"] = processes.gather(self._rng())
+            if trainer._mt_run is not None:
+                gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
         if is_sharded(trainer.model) and not writes_shards(trainer.model, args):
             gathered[WEIGHTS] = full_state_dict(trainer.model, keep=args.should_save)
-            if with_training:
+            if not args.save_only_model:
                 gathered[OPTIMIZER] = whole_state(trainer.optimizer, keep=args.should_save)
         return gathered
 
@@ -190,8 +192,12 @@ class Checkpoints:
         positions: list[dict[str, Any]] | None,
         best_before: str | None,
         rotate: Callable[[], None],
-    ) -> _Result | None:
-        """Writes a checkpoint, then removes old ones. Returns the result in the first of the processes that write."""
+    ) -> tuple[str, str | None, str | None] | None:
+        """Writes a checkpoint, then removes old ones. What one of the processes cannot write ends it for all.
+
+        Returns:
+            In the first of the processes that write, what `_note_result` takes; None in the others.
+        """
         processes = Processes() if writer.write_shards is None else self._trainer._mt_processes
         unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
@@ -205,36 +211,47 @@ class Checkpoints:
             if positions:
                 with open(os.path.join(unfinished, LOOP_STATE), "w", encoding="utf-8") as file:
                     json.dump({"processes": positions}, file, indent=2)
-            folders.commit(unfinished, folder, state.global_step, self._run_id)
+            save = folders.next_save(self.run_dir)
+            manifest.commit(unfinished, folder, state.global_step, save, self._run_id)
 
-        write_shards = None if writer.write_shards is None else functools.partial(writer.write_shards, unfinished)
         error = None
-        for work in (begin if processes.is_first else None, write_shards, finish if processes.is_first else None):
-            error = error or _attempt(work, unfinished, processes)
+        try:
+            processes.first_does(begin)
+            if writer.write_shards is not None:
+                processes.all_do(functools.partial(writer.write_shards, unfinished))
+            processes.first_does(finish)
+        except BaseException as failure:  # of one of the processes, and then all come here
+            is_own = not isinstance(failure, AnotherProcessFailedError)
+            reasons = processes.gather(why_not_written(failure, unfinished) if is_own else "")
+            if None in reasons:
+                raise
+            error = next(filter(None, reasons))
+        finally:
+            if processes.is_first:
+                shutil.rmtree(unfinished, ignore_errors=True)
         if not processes.is_first:
             return None
         if error is None:
             rotate()
-        return _Result(folder, best_before, error)
+        return folder, best_before, error
 
-    def _note_result(self, result: _Result) -> None:
+    def _note_result(self, folder: str, best_before: str | None, error: str | None) -> None:
         """Uploads a checkpoint that was written. Logs the error of one that was not; it is not the best then."""
         trainer, state = self._trainer, self._trainer.state
-        if result.error is None:
-            self._unsaved, self._complete = None, result.folder
+        if error is None:
+            self._unsaved, self._complete = None, folder
             if trainer.args.push_to_hub and not writes_shards(trainer.model, trainer.args):
-                trainer._push_from_checkpoint(result.folder)
+                trainer._push_from_checkpoint(folder)
             return
         newest = self.newest()
         left = "There is none." if newest is None else f"The last one is {newest}."
+        self._unsaved = f"{folder} could not be saved: {error}. {left}"
         logger.error(
-            "%s could not be saved: %s. %s Training continues. Free some disk space or allow writing before the "
-            "next checkpoint is due.",
-            result.folder, result.error, left,
-        )  # fmt: skip
-        self._unsaved = f"{result.folder} could not be saved: {result.error}. {left}"
-        if self._absolute(state.best_model_checkpoint) == result.folder and not os.path.isdir(result.folder):
-            state.best_model_checkpoint = result.best_before
+            "%s Training continues. Free some disk space or allow writing before the next checkpoint is due.",
+            self._unsaved,
+        )
+        if self._absolute(state.best_model_checkpoint) == folder and not os.path.isdir(folder):
+            state.best_model_checkpoint = best_before
         trainer._mt_events.note("fault", self._unsaved)
 
     def _note_best(self) -> None:
@@ -249,10 +266,10 @@ class Checkpoints:
 
     def full_weights(self) -> dict[str, Any] | None:
         """Returns the full weights of a sharded model, else None. All processes must call it."""
-        weights, model = self._gathered.get(WEIGHTS), self._trainer.model
-        if weights is None and is_sharded(model):
-            return full_state_dict(model, keep=self._trainer.args.should_save)
-        return weights
+        model = self._trainer.model
+        if WEIGHTS in self._gathered or not is_sharded(model):
+            return self._gathered.get(WEIGHTS)
+        return full_state_dict(model, keep=self._trainer.args.should_save)
 
     def states(self, *names: str) -> dict[str, Any]:
         """Returns optimizer, schedule and scaler by the names of their files, or those of them in `names`."""
@@ -277,9 +294,8 @@ class Checkpoints:
 
     def _rng_files(self) -> dict[str, dict[str, Any]]:
         processes = self._trainer._mt_processes
-        if "rng" in self._gathered:
-            return {rng_file(rank, processes.size): state for rank, state in enumerate(self._gathered["rng"])}
-        return {rng_file(processes.rank, processes.size): self._rng()}
+        of_all = enumerate(self._gathered["rng"]) if "rng" in self._gathered else [(processes.rank, self._rng())]
+        return {rng_file(rank, processes.size): state for rank, state in of_all}
 
     def _rng(self) -> dict[str, Any]:
         """Returns the states of this process's generators, and those that its loader drew from."""
@@ -369,35 +385,15 @@ class Checkpoints:
         return None if folder is None else os.path.normpath(os.path.join(self._working_dir, folder))
 
 
-def _copied(state: TrainerState) -> TrainerState:
-    """Returns a copy of `state` that does not share the log and the callbacks."""
-    copied = copy.copy(state)
-    copied.log_history = list(state.log_history)
-    copied.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
-    return copied
+def _in_thread(work: Callable[[], Any]) -> Future[Any]:
+    """Starts `work` in a thread that ends with the process: what it writes must not matter until it is finished."""
+    task: Future[Any] = Future()
 
+    def run() -> None:
+        try:
+            task.set_result(work())
+        except BaseException as error:
+            task.set_exception(error)
 
-def _attempt(work: Callable[[], None] | None, unfinished: str, processes: Processes) -> str | None:
-    """Calls `work`. Returns in all processes why one of them could not write to `unfinished`, or None.
-
-    Where `work` fails in one of them, the folder is gone.
-
-    Raises:
-        Exception: what else `work` raises; a RuntimeError in the others then.
-    """
-    why, error = None, None
-    try:
-        if work is not None:
-            work()
-    except Exception as raised:
-        why = why_not_written(raised, unfinished)  # asks the disk while it is as full as it was
-        error = raised if why is None else None
-    outcomes = processes.gather((why, None if error is None else f"{type(error).__name__}: {error}"))
-    if processes.is_first and any(each != (None, None) for each in outcomes):
-        shutil.rmtree(unfinished, ignore_errors=True)
-    if error is not None:
-        raise error
-    for rank, (_, failed) in enumerate(outcomes):
-        if failed is not None:
-            raise RuntimeError(f"Process {rank} has failed, so this one, process {processes.rank}, ends too. {failed}")
-    return next((reason for reason, _ in outcomes if reason is not None), None)
+    threading.Thread(target=run, name=_THREAD, daemon=True).start()
+    return task

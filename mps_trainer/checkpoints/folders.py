@@ -1,4 +1,4 @@
-"""Puts checkpoints in place, finds them, selects the one to resume from, and removes old ones."""
+"""Finds checkpoints, selects the one to resume from, and removes old ones and what killed runs left."""
 
 from __future__ import annotations
 
@@ -8,42 +8,21 @@ import re
 import shutil
 
 from ..errors import MisconfigurationException
+from ..utils.text import shown
 from . import manifest
-from .files import shown
 from .manifest import STATE
 
 logger = logging.getLogger(__name__)
 
 LOCK = ".mps_trainer.lock"
 UNFINISHED = "tmp-checkpoint-"
-_REPLACED = ".replaced"  # ends the name of a checkpoint while another of its step takes its place
+# `.replaced` ends the name of a checkpoint while another of its step takes its place
 _LEFT_OVER = re.compile(r"tmp-checkpoint-(?:([0-9]+)(\.replaced)?|removed-checkpoint-[0-9]+)")
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)")  # int() reads 0004 and ٩ as the steps of other folders
 
 
 def checkpoint_folder(output_dir: str, step: int) -> str:
     return os.path.join(output_dir, f"checkpoint-{step}")
-
-
-def commit(unfinished: str, folder: str, step: int, run: str | None = None) -> None:
-    """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
-
-    `run` is the id of a run under a supervisor.
-
-    Raises:
-        OSError: if the disk is full or fails; `folder` is as it was then.
-    """
-    manifest.write(unfinished, step, next_save(os.path.dirname(folder)), run)
-    for path, _, names in os.walk(unfinished):
-        for name in (*names, "."):
-            manifest.flush(os.path.join(path, name))
-    replaced = f"{unfinished}{_REPLACED}"
-    if os.path.isdir(folder):
-        os.rename(folder, replaced)
-    os.rename(unfinished, folder)
-    manifest.flush(os.path.dirname(os.path.abspath(folder)))
-    shutil.rmtree(replaced, ignore_errors=True)
-    manifest.note_intact(folder)
 
 
 def step_of(folder: str) -> int:
@@ -58,6 +37,9 @@ def find_checkpoints(output_dir: str) -> list[str]:
         return []
     names = (name for name in os.listdir(output_dir) if os.path.isdir(os.path.join(output_dir, name)))
     return [checkpoint_folder(output_dir, step) for step in sorted(map(step_of, names)) if step >= 0]
+
+
+# Selection
 
 
 def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str | None:
@@ -75,7 +57,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
     folder = os.fspath(requested) if isinstance(requested, os.PathLike) else requested
     if not isinstance(folder, str) or not folder or "\0" in folder:
         raise MisconfigurationException(
-            f"resume_from_checkpoint is {shown(requested)}, which is not a folder. Give the path of a folder "
+            f"resume_from_checkpoint is {shown(requested, 50)}, which is not a folder. Give the path of a folder "
             "checkpoint-<step>, or True for the newest one in output_dir."
         )
     if folder.lower() == "true" and not os.path.exists(folder):
@@ -97,16 +79,11 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
 
 
 def _newest_whole(output_dir: str) -> str:
-    damaged: dict[str, str] = {}
     found = find_checkpoints(output_dir)
-    for folder in reversed(in_order_of_saving(found)):
-        why = manifest.fault(folder)
-        if why is None:
-            for skipped, reason in damaged.items():
-                logger.warning("Skipping %s, which is damaged: %s. Resuming from %s.", skipped, reason, folder)
-            _warn_of_order(folder, [other for other in found if other not in damaged])
-            return folder
-        damaged[folder] = why
+    newest, damaged = _last_saved(found)
+    if newest is not None:
+        _warn_of_order(newest, [folder for folder in found if folder not in damaged])
+        return newest
     if not damaged:
         raise MisconfigurationException(
             f"No valid checkpoint found in output directory ({output_dir}). Train without "
@@ -121,17 +98,19 @@ def _newest_whole(output_dir: str) -> str:
 
 def newest_of_run(run: str, output_dir: str) -> str | None:
     """Returns the newest whole checkpoint in `output_dir` that the run with this id saved; None without one."""
-    own = [folder for folder in find_checkpoints(output_dir) if manifest.entry(folder, "run") == run]
-    for folder in reversed(in_order_of_saving(own)):
+    return _last_saved([each for each in find_checkpoints(output_dir) if manifest.entry(each, "run") == run])[0]
+
+
+def _last_saved(found: list[str]) -> tuple[str | None, dict[str, str]]:
+    """Returns the whole checkpoint of `found` that was saved last, and the faults of those saved after it."""
+    faults: dict[str, str] = {}
+    for folder in reversed(in_order_of_saving(found)):
         if (why := manifest.fault(folder)) is None:
-            return folder
-        logger.warning("Skipping %s, which is damaged: %s.", folder, why)
-    return None
-
-
-def next_save(output_dir: str) -> int:
-    """Returns the number of the next save into `output_dir`: one more than the highest there."""
-    return 1 + max((manifest.entry(folder, "save") or 0 for folder in find_checkpoints(output_dir)), default=0)
+            for skipped, reason in faults.items():
+                logger.warning("Skipping %s, which is damaged: %s. Resuming from %s.", skipped, reason, folder)
+            return folder, faults
+        faults[folder] = why
+    return None, faults
 
 
 def in_order_of_saving(found: list[str]) -> list[str]:
@@ -162,6 +141,14 @@ def _warn_of_order(chosen: str, whole: list[str]) -> None:
             "run wrote some of them. Resuming from %s, which was saved last.",
             os.path.dirname(chosen), chosen,
         )  # fmt: skip
+
+
+def next_save(output_dir: str) -> int:
+    """Returns the number of the next save into `output_dir`: one more than the highest there."""
+    return 1 + max((manifest.entry(folder, "save") or 0 for folder in find_checkpoints(output_dir)), default=0)
+
+
+# Removal
 
 
 def is_left_over(name: str) -> bool:

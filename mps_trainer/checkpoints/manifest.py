@@ -1,4 +1,4 @@
-"""Lists the files of a checkpoint with their checksums, and finds files that were damaged later."""
+"""Commits a checkpoint with a list of its files and their checksums, and finds files that were damaged later."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 import time
@@ -22,13 +23,33 @@ from .files import damaged, read_json
 NAME = "manifest.json"
 STATE = "trainer_state.json"  # every checkpoint has one
 WEIGHTS = "model.safetensors"
-_VERSION = 1
 _ARCHIVES = (".pt", ".pth", ".bin")  # torch.save writes a zip file
 _IS_WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 _IS_READ = re.compile(
     r"(optimizer|optimizer_rest|scheduler|scaler)\.pt|rng_state(_\d+)?\.pth|loop_state\.json|adapter_model\.\w+"
 )
 _intact: dict[str, tuple] = {}  # folders without a fault, as they were then: a large checkpoint is not read twice
+
+
+def commit(unfinished: str, folder: str, step: int, save: int, run: str | None = None) -> None:
+    """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
+
+    The arguments are those of `write`.
+
+    Raises:
+        OSError: if the disk is full or fails; `folder` is as it was then.
+    """
+    write(unfinished, step, save, run)
+    for path, _, names in os.walk(unfinished):
+        for name in (*names, "."):
+            flush(os.path.join(path, name))
+    replaced = f"{unfinished}.replaced"
+    if os.path.isdir(folder):
+        os.rename(folder, replaced)
+    os.rename(unfinished, folder)
+    flush(os.path.dirname(os.path.abspath(folder)))
+    shutil.rmtree(replaced, ignore_errors=True)
+    _intact[folder] = _signature(folder)
 
 
 def write(folder: str, step: int, save: int, run: str | None = None) -> None:
@@ -42,7 +63,7 @@ def write(folder: str, step: int, save: int, run: str | None = None) -> None:
     """
     files = {name: {"size": os.path.getsize(path), "sha256": checksum(path)} for name, path in _files(folder)}
     unfinished = os.path.join(folder, f"{NAME}.tmp")
-    content: dict[str, Any] = {"version": _VERSION, "step": step, "save": save, "written": time.time(), "files": files}
+    content: dict[str, Any] = {"version": 1, "step": step, "save": save, "written": time.time(), "files": files}
     if run is not None:
         content["run"] = run
     with open(unfinished, "w", encoding="utf-8") as file:
@@ -54,18 +75,13 @@ def write(folder: str, step: int, save: int, run: str | None = None) -> None:
 def renew(folder: str, step: int) -> None:
     """Writes the manifest again if the files changed since: a callback may change them at on_save."""
     path = os.path.join(folder, NAME)
-    if os.path.isfile(path) and _intact.get(folder) != _signature(folder):
-        number: Any = None
-        run: Any = None
-        with contextlib.suppress(MisconfigurationException):  # not read(), which refuses what a callback has added
-            before = read_json(path)
-            number, run = before.get("save"), before.get("run")
-        write(folder, step, number if schema.fits(number, schema.Size) else 1, run)
-        note_intact(folder)
-
-
-def note_intact(folder: str) -> None:
-    """Remembers that the files in `folder` are those of its manifest."""
+    if not os.path.isfile(path) or _intact.get(folder) == _signature(folder):
+        return
+    before: Any = {}
+    with contextlib.suppress(MisconfigurationException):  # not read(), which refuses what a callback added
+        before = read_json(path)
+    save = before.get("save")
+    write(folder, step, save if schema.fits(save, schema.Size) else 1, before.get("run"))
     _intact[folder] = _signature(folder)
 
 
@@ -106,14 +122,13 @@ def _files(folder: str) -> list[tuple[str, str]]:
 
 
 def _signature(folder: str) -> tuple:
-    looks = [(name, os.stat(path)) for name, path in _files(folder)]
-    manifest = os.path.join(folder, NAME)
-    if os.path.isfile(manifest):
-        looks.append((NAME, os.stat(manifest)))
-    return tuple((name, look.st_size, look.st_mtime_ns, look.st_ino) for name, look in looks)
+    own = os.path.join(folder, NAME)
+    paths = [path for _, path in _files(folder)] + ([own] if os.path.isfile(own) else [])
+    looks = ((path, os.stat(path)) for path in paths)
+    return tuple((path, look.st_size, look.st_mtime_ns, look.st_ino) for path, look in looks)
 
 
-# Reading
+# The manifest and the weights
 
 
 def read(folder: str) -> dict[str, Any]:
@@ -202,8 +217,7 @@ def fault(folder: str) -> str | None:
         now = _signature(folder)
         if _intact.get(folder) == now:
             return None
-        listed = os.path.lexists(os.path.join(folder, NAME))
-        found = _fault_of_listed(folder) if listed else _fault_of_unlisted(folder)
+        found = _fault_of_files(folder)
     except OSError as error:
         return f"{error.filename or folder} cannot be read: {error.strerror or error}"
     if found is None:
@@ -211,54 +225,48 @@ def fault(folder: str) -> str | None:
     return found
 
 
-def _fault_of_listed(folder: str) -> str | None:
-    try:
-        files = read(folder)["files"]
-    except MisconfigurationException:
-        return f"{NAME} is damaged"
-    try:
-        converted = [name for name in weight_files(folder) if name not in files]
-    except MisconfigurationException:
-        return "the index of the weights is damaged"
-    for name in converted:
+def _fault_of_files(folder: str) -> str | None:
+    listed: dict[str, Any] = {}
+    unlisted = [name for name, _ in _files(folder)]
+    if os.path.lexists(os.path.join(folder, NAME)):
+        try:
+            listed = read(folder)["files"]
+        except MisconfigurationException:
+            return f"{NAME} is damaged"
+        try:
+            unlisted = [name for name in weight_files(folder) if name not in listed]  # they were converted
+        except MisconfigurationException:
+            return "the index of the weights is damaged"
+    for name in unlisted:
         if (why := _fault_of_form(name, os.path.join(folder, name))) is not None:
             return why
-    for name, listed in files.items():
+    for name, expected in listed.items():
         path = os.path.join(folder, *name.split("/"))
         if not os.path.isfile(path):
-            if converted and is_weights(name):
+            if unlisted and is_weights(name):
                 continue
             return f"{name} is missing"
-        if os.path.getsize(path) != listed["size"]:
-            return f"{name} has {os.path.getsize(path):,} bytes instead of {listed['size']:,}"
-        if checksum(path) != listed["sha256"]:
+        if os.path.getsize(path) != expected["size"]:
+            return f"{name} has {os.path.getsize(path):,} bytes instead of {expected['size']:,}"
+        if checksum(path) != expected["sha256"]:
             return f"{name} is not what was saved: its checksum differs from the one in {NAME}"
     return None
-
-
-def _fault_of_unlisted(folder: str) -> str | None:
-    return next(filter(None, (_fault_of_form(name, path) for name, path in _files(folder))), None)
 
 
 def _fault_of_form(name: str, path: str) -> str | None:
     """Returns the fault of a file that has no checksum, as far as its format shows one."""
     if not os.path.isfile(path):
         return f"{name} is missing"
-    if name == STATE or name.endswith(".index.json"):
-        try:
-            return (
-                None if ("global_step" if name == STATE else "weight_map") in read_json(path) else f"{name} is damaged"
-            )
-        except (MisconfigurationException, TypeError):
-            return f"{name} is damaged"
-    if name.endswith(".safetensors"):
-        try:
+    is_whole = True
+    try:
+        if name == STATE or name.endswith(".index.json"):
+            is_whole = ("global_step" if name == STATE else "weight_map") in read_json(path)
+        elif name.endswith(".safetensors"):
             with safe_open(path, "pt"):  # its header says how long the file is
-                return None
-        except SafetensorError:
-            return f"{name} is truncated or damaged"
-    if name.endswith(_ARCHIVES) and not zipfile.is_zipfile(path):
-        with open(path, "rb") as file:
-            if file.read(2) in (b"PK", b"P", b""):  # other formats, as of an older torch.save, are not checked
-                return f"{name} is truncated or damaged"
-    return None
+                pass
+        elif name.endswith(_ARCHIVES) and not zipfile.is_zipfile(path):
+            with open(path, "rb") as file:  # other formats, as of an older torch.save, are not checked
+                is_whole = file.read(2) not in (b"PK", b"P", b"")
+    except (MisconfigurationException, SafetensorError, TypeError):
+        is_whole = False
+    return None if is_whole else f"{name} is damaged or truncated"

@@ -16,7 +16,7 @@ from ..arguments.sharding import SHARDED
 from ..distributed.processes import Processes
 from ..errors import MisconfigurationException
 from . import folders
-from .background import Background
+from .checkpoints import wait_for_background
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
@@ -44,9 +44,19 @@ def own_run_folder(run_dir: str, args: TrainingArguments, processes: Processes) 
         require_shared(run_dir, processes, "each writes its part of a checkpoint there")
     elif args.load_best_model_at_end and not args.save_on_each_node:
         require_shared(run_dir, processes, "load_best_model_at_end=True has all of them read the best checkpoint")
-    with only_run_of_all_in(args.output_dir, processes, args.should_save):
+    with contextlib.ExitStack() as stack:
+        refusal = None
         if args.should_save:
-            Background.wait_for_all()
+            try:
+                stack.enter_context(only_run_in(args.output_dir))
+            except MisconfigurationException as error:
+                refusal = str(error)
+        refusals = [each for each in processes.gather(refusal) if each is not None]
+        if refusals:
+            shared = " If this run wrote them, the machines share the folder: leave save_on_each_node out."
+            raise MisconfigurationException(refusals[0] + (shared if processes.is_distributed else ""))
+        if args.should_save:
+            wait_for_background()
             folders.clear_left_overs(run_dir)
         yield
 
@@ -96,27 +106,6 @@ def require_shared(folder: str, processes: Processes, why: str) -> None:
             f"Process {see.index(False)} does not see what process 0 writes into {folder}, and {why}. Give "
             "output_dir the path of a folder that all machines share, or train on one machine."
         )
-
-
-@contextlib.contextmanager
-def only_run_of_all_in(folder: str, processes: Processes, writes: bool) -> Iterator[None]:
-    """Keeps other runs from training into `folder` inside. With `writes`, this process holds the lock.
-
-    Raises:
-        MisconfigurationException: in all processes, if one of those that write finds another run there.
-    """
-    with contextlib.ExitStack() as stack:
-        refusal = None
-        if writes:
-            try:
-                stack.enter_context(only_run_in(folder))
-            except MisconfigurationException as error:
-                refusal = str(error)
-        refusals = [each for each in processes.gather(refusal) if each is not None]
-        if refusals:
-            shared = " If this run wrote them, the machines share the folder: leave save_on_each_node out."
-            raise MisconfigurationException(refusals[0] + (shared if processes.is_distributed else ""))
-        yield
 
 
 @contextlib.contextmanager

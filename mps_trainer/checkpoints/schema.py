@@ -5,10 +5,10 @@ Keys that a type does not name may have any value.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from .files import damaged, read_json
 
@@ -17,65 +17,53 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Finite = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Amount = Annotated[float, Meta(ge=0, le=1e300)]
+Positive = Annotated[float, Meta(gt=0, le=1e300)]
 Text = Annotated[str, Meta(pattern=r"^[^\0]*$")]  # no path has a null character
 WeightFile = Annotated[str, Meta(pattern=r"^[^/\0]+\.(safetensors|bin)$")]  # in the folder of its index
 
 
-class LogEntry(TypedDict, total=False):
-    step: Amount | None
-    epoch: Amount | None
+class LogEntry(Struct):
+    step: Amount | None = None
+    epoch: Amount | None = None
 
 
-class CallbackState(TypedDict, total=False):
-    args: dict[str, Any]
-    attributes: dict[str, Any]
+class CallbackState(Struct):
+    args: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
 
 
-class RequiredState(TypedDict):
+class State(Struct, kw_only=True):
+    """trainer_state.json, without the values that the run sets anew."""
+
     global_step: Count
     epoch: Amount | None
     log_history: list[LogEntry]
-
-
-class State(RequiredState, total=False):
-    """trainer_state.json."""
-
-    best_metric: float | None
-    best_model_checkpoint: Text | None
-    best_global_step: Count | None
-    train_batch_size: Size | None
-    total_flos: Amount
-    num_input_tokens_seen: Amount
-    max_steps: Amount | None
-    logging_steps: Amount | None
-    eval_steps: Amount | None
-    save_steps: Amount | None
-    num_train_epochs: Amount | None
-    is_local_process_zero: bool
-    is_world_process_zero: bool
-    is_hyper_param_search: bool
-    trial_name: Text | None
-    trial_params: dict[str, Any] | None
-    stateful_callbacks: dict[str, CallbackState | list[CallbackState]] | None
+    best_metric: float | None = None
+    best_model_checkpoint: Text | None = None
+    best_global_step: Count | None = None
+    train_batch_size: Size | None = None
+    total_flos: Amount = 0
+    num_input_tokens_seen: Amount = 0
+    is_hyper_param_search: bool = False
+    trial_name: Text | None = None
+    trial_params: dict[str, Any] | None = None
+    stateful_callbacks: dict[str, CallbackState | list[CallbackState]] | None = None
 
 
 # An int in a log may be drawn as a float.
 LoggedValues = list[dict[str, float | str | bool | list[Any] | dict[str, Any] | None]]
 
 
-class LossPosition(TypedDict):
+class Position(Struct, kw_only=True):
+    """The position of one process, in loop_state.json or, of release 0.1, in rng_state.pth."""
+
     sum: float
     total: float
     first_step: Count
     last_read_step: Count
-
-
-class Position(LossPosition, total=False):
-    """The position of one process, in loop_state.json or, of release 0.1, in rng_state.pth."""
-
-    postponed: list[Literal["evaluate", "save"]]
-    due: list[Literal["evaluate", "save"]]
-    examples_at_a_time: Size | None
+    postponed: list[Literal["evaluate", "save"]] = []
+    due: list[Literal["evaluate", "save"]] = []
+    examples_at_a_time: Size | None = None
 
 
 class PositionInEpoch(Position):
@@ -84,53 +72,50 @@ class PositionInEpoch(Position):
     epoch_has_ended: bool
 
 
-class LoopState(TypedDict):
+class LoopState(Struct):
     """loop_state.json."""
 
     processes: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
-class ListedFile(TypedDict):
+class ListedFile(Struct):
     size: Count
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class RequiredManifest(TypedDict):
-    files: dict[str, ListedFile]
-
-
-class Manifest(RequiredManifest, total=False):
+class Manifest(Struct):
     """manifest.json."""
 
-    step: Count | None
-    save: Size | None
-    written: Amount | None
-    run: str | None
+    files: dict[str, ListedFile]
+    step: Count | None = None
+    save: Size | None = None
+    written: Amount | None = None
+    run: str | None = None
 
 
-class WeightsIndex(TypedDict):
+class WeightsIndex(Struct):
     """model.safetensors.index.json."""
 
     weight_map: Annotated[dict[str, WeightFile], Meta(min_length=1)]
 
 
-class ParameterGroup(TypedDict):
+class ParameterGroup(Struct):
     params: list[Count]
 
 
-class OptimizerState(TypedDict):
+class OptimizerState(Struct):
     """optimizer.pt."""
 
     state: dict[Any, Any]
     param_groups: list[ParameterGroup]
 
 
-class ScalerState(TypedDict):
+class ScalerState(Struct):
     """scaler.pt."""
 
-    scale: Annotated[float, Meta(gt=0, le=1e300)]
-    growth_factor: Annotated[float, Meta(gt=0, le=1e300)]
-    backoff_factor: Annotated[float, Meta(gt=0, le=1e300)]
+    scale: Positive
+    growth_factor: Positive
+    backoff_factor: Positive
     growth_interval: Size
     _growth_tracker: Count
 

@@ -164,14 +164,3 @@ def read_into(checkpoint: str, what: str, tensors: dict[str, torch.Tensor]) -> N
             dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(folder), no_dist=True)
     except dcp.CheckpointException as error:
         raise damaged(folder, Exception(str(_first_of(error)))) from error
-
-
-def read(checkpoint: str, what: str) -> dict[str, torch.Tensor]:
-    """Returns all stored tensors, whole, on the host.
-
-    Raises:
-        MisconfigurationException: for damaged files.
-    """
-    tensors = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in listed(checkpoint, what).items()}
-    read_into(checkpoint, what, tensors)
-    return tensors

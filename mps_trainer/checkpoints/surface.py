@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from torch import nn
-from transformers.trainer_callback import TrainerControl, TrainerState
+from transformers.trainer_callback import TrainerState
 
+from ..callbacks.events import Events
 from ..distributed import Processes
+from ..evaluation.metrics import SavableLogs
 from ..model.precision import MixedPrecision
 from ..training_args import TrainingArguments
 from ..utils.overrides import Overrides
@@ -25,23 +27,6 @@ WRITERS = (
     "_save_rng_state",
     "_rotate_checkpoints",
 )
-
-
-class SavingEvents(Protocol):
-    """Calls the callbacks, and holds their requests."""
-
-    control: TrainerControl
-
-    def fire(self, event: str, **details: Any) -> None: ...
-    def note(self, kind: str, text: str = "") -> None: ...
-    def has_listener(self, event: str) -> bool: ...
-    def stateful_callbacks(self) -> dict[str, Any]: ...
-
-
-class StateWriter(Protocol):
-    """Writes the state of the Trainer as JSON."""
-
-    def save(self, state: TrainerState, path: str) -> None: ...
 
 
 class SavingTrainer(Protocol):
@@ -62,9 +47,9 @@ class SavingTrainer(Protocol):
     @property
     def state(self) -> TrainerState: ...
     @property
-    def _mt_events(self) -> SavingEvents: ...
+    def _mt_events(self) -> Events: ...
     @property
-    def _mt_savable_logs(self) -> StateWriter: ...
+    def _mt_savable_logs(self) -> SavableLogs: ...
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
@@ -76,4 +61,3 @@ class SavingTrainer(Protocol):
     def _load_from_checkpoint(self, resume_from_checkpoint: str) -> None: ...
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
     def _load_scaler(self, checkpoint: str | None) -> None: ...
-    def _load_rng_state(self, checkpoint: str | None) -> None: ...

@@ -10,8 +10,10 @@ import copy
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,14 +25,15 @@ from ..arguments.sharding import SHARDED
 from ..devices.probes import physical_memory
 from ..distributed.sharded import class_of, is_sharded
 from ..training_args import TrainingArguments
+from ..utils.nested import map_plain_tensors, map_tensors, plain_tensors_in
 from . import shards
-from .background import nbytes, on_host
 from .loading import OPTIMIZER, SCHEDULER, without_progress_bars
 from .manifest import WEIGHTS
 from .surface import WRITERS, SavingTrainer
 
 logger = logging.getLogger(__name__)
 
+_JOINED = 32 << 20  # bytes of small tensors that come over together: each copy waits for the device
 _SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
 
 
@@ -142,6 +145,49 @@ def _inner(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)  # of a compiled one
 
 
+# Copies in the host's memory
+
+
+def on_host(value: Any) -> Any:
+    """Returns `value` with a copy of each tensor on the host; tensors that share memory do so in the copy, too.
+
+    Dictionaries, lists and tuples are gone through; anything else that they hold is taken as it is.
+    """
+    tensors = {_place(tensor): tensor for tensor in plain_tensors_in(value)}
+    batches: dict[Any, list[tuple]] = defaultdict(list)
+    total = 0
+    for place, tensor in tensors.items():
+        size = tensor.untyped_storage().nbytes()
+        is_small = tensor.device.type != "cpu" and size < _JOINED
+        batches[(tensor.device, total // _JOINED) if is_small else place].append(place)
+        total += size
+    copies: dict[tuple, torch.UntypedStorage] = {}
+    for places in batches.values():
+        whole = [
+            torch.empty(0, dtype=torch.uint8, device=tensors[place].device).set_(tensors[place].untyped_storage())
+            for place in places
+        ]
+        joined = (whole[0] if len(whole) == 1 else torch.cat(whole)).to("cpu", copy=True)
+        parts = [joined] if len(whole) == 1 else [part.clone() for part in joined.split([len(each) for each in whole])]
+        copies.update(zip(places, (part.untyped_storage() for part in parts), strict=True))
+
+    def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(copies[_place(tensor)], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    return map_tensors(value, lambda tensor: map_plain_tensors(tensor, copy_of))
+
+
+def nbytes(value: Any) -> int:
+    """Returns the bytes that `on_host(value)` would take."""
+    storages = {_place(tensor): tensor.untyped_storage() for tensor in plain_tensors_in(value)}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _place(tensor: torch.Tensor) -> tuple:
+    return str(tensor.device), tensor.untyped_storage().data_ptr()
+
+
 # The files
 
 
@@ -161,10 +207,16 @@ def save(
     inner = _inner(model)
     if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
         given = {} if state_dict is None else {"state_dict": state_dict}
-        with without_progress_bars(), _writing_in_any_process(inner):
-            inner.save_pretrained(folder, **given)
+        # transformers writes in the first process only, and with save_on_each_node the first one of each machine does
+        inner.should_save_on_this_rank = lambda is_main_process: is_main_process
+        try:
+            with without_progress_bars():
+                inner.save_pretrained(folder, **given)
+        finally:
+            del inner.should_save_on_this_rank
     else:
-        inner = inner if state_dict is None else _Weights(state_dict)
+        if state_dict is not None:
+            inner = SimpleNamespace(state_dict=lambda: dict(state_dict))
         save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
     _save_processor_and_args(processing_class, args, folder)
 
@@ -180,30 +232,6 @@ def save_without_weights(model: Any, processing_class: Any, args: TrainingArgume
         if hasattr(part, "save_pretrained"):
             part.save_pretrained(folder)
     _save_processor_and_args(processing_class, args, folder)
-
-
-class _Weights(nn.Module):
-    """Represents a model with copied weights, for the functions that write models."""
-
-    def __init__(self, weights: dict[str, Any]) -> None:
-        super().__init__()
-        self._weights = weights
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        return dict(self._weights)
-
-
-@contextlib.contextmanager
-def _writing_in_any_process(model: Any) -> Iterator[None]:
-    """Lets save_pretrained() write in any process inside; transformers' writes only in the first one.
-
-    With save_on_each_node the first one of each machine writes.
-    """
-    model.should_save_on_this_rank = lambda is_main_process: is_main_process
-    try:
-        yield
-    finally:
-        del model.should_save_on_this_rank
 
 
 def processor_to_save(trainer: Any) -> Any:

@@ -85,7 +85,7 @@ class Processes:
         Raises:
             AnotherProcessFailedError: in the others, if a value of one cannot be pickled.
         """
-        return self._gathered(lambda: thing)
+        return self.all_do(lambda: thing)
 
     def first_does(self, work: Callable[[], T]) -> T:
         """Runs `work` in the first process and returns its result in all of them. Its error ends all of them.
@@ -94,10 +94,14 @@ class Processes:
             MisconfigurationException: in the others, with the message of the first one's.
             AnotherProcessFailedError: in the others, for anything else that the first one raises.
         """
-        return self._gathered(work if self.is_first else lambda: None)[0]
+        return self.all_do(work if self.is_first else lambda: None)[0]
 
-    def _gathered(self, work: Callable[[], Any]) -> list[Any]:
-        """Returns the results of `work` in all processes. An error of one of them ends all of them."""
+    def all_do(self, work: Callable[[], Any]) -> list[Any]:
+        """Runs `work` in all processes and returns the results of all. An error of one of them ends all of them.
+
+        Raises:
+            MisconfigurationException, AnotherProcessFailedError: in the others, as `first_does`.
+        """
         if not self.is_distributed:
             return [work()]
         import torch.distributed as dist

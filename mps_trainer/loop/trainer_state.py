@@ -10,9 +10,8 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 from ..callbacks.events import Events
-from ..checkpoints.compatibility import require_exported
 from ..checkpoints.files import damaged
-from ..checkpoints.loading import read_state
+from ..checkpoints.loading import read_state, require_exported
 from ..checkpoints.manifest import STATE
 from ..errors import MisconfigurationException
 from .surface import TrainerSurface

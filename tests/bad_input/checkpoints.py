@@ -166,7 +166,7 @@ FILES = [
         "out/checkpoint-9",
     ),
     resume("no state", "has no trainer_state.json", lambda folder: (folder / STATE).unlink()),
-    elsewhere("an empty optimizer.pt", "optimizer.pt is truncated", write(OPTIMIZER, b"")),
+    elsewhere("an empty optimizer.pt", "optimizer.pt is damaged", write(OPTIMIZER, b"")),
     elsewhere("no state", "it has no trainer_state.json", lambda folder: (folder / STATE).unlink()),
     resume(
         "the model's folder for a checkpoint",

@@ -78,7 +78,7 @@ def remove_part(folder):
 def cut_part(folder):
     shard(folder)
     os.truncate(os.path.join(folder, "model-00002-of-00002.safetensors"), 60)
-    return "model-00002-of-00002.safetensors is truncated"
+    return "model-00002-of-00002.safetensors is damaged"
 
 
 def lose_a_name(folder):

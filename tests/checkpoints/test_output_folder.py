@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints.output_folder import only_run_of_all_in, own_run_folder, require_shared
+from mps_trainer.checkpoints import checkpoints
+from mps_trainer.checkpoints.output_folder import own_run_folder, require_shared
 from mps_trainer.distributed import Processes
 
 WHY = "each writes its part there"
@@ -64,29 +66,25 @@ def test_a_process_alone_writes_no_sign(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_second_run_is_refused_in_all_processes(tmp_path):
-    with (
-        only_run_of_all_in(str(tmp_path), Processes(), writes=True),
-        pytest.raises(MisconfigurationException, match=f"{tmp_path}") as alone,
-        only_run_of_all_in(str(tmp_path), Processes(), writes=True),
-    ):
-        pass
-    assert "the machines share" not in str(alone.value)
-    with only_run_of_all_in(str(tmp_path), Processes(), writes=True):  # free again
-        pass
-    with (
-        pytest.raises(MisconfigurationException) as refused,
-        only_run_of_all_in(str(tmp_path), Played(theirs="Another run is there."), writes=False),
-    ):
-        pass
-    assert str(refused.value) == (
-        "Another run is there. If this run wrote them, the machines share the folder: leave save_on_each_node out."
-    )
-
-
 def settings(tmp_path, **values):
     defaults = {"output_dir": str(tmp_path), "should_save": True, "fsdp": False, "fsdp_config": {}}
     return SimpleNamespace(**{**defaults, "load_best_model_at_end": False, "save_on_each_node": False, **values})
+
+
+def test_a_second_run_is_refused_in_all_processes(tmp_path):
+    with own_run_folder(str(tmp_path), settings(tmp_path), Processes()):
+        with pytest.raises(MisconfigurationException, match=f"{tmp_path}") as alone:
+            own_run_folder(str(tmp_path), settings(tmp_path), Processes()).__enter__()
+        assert "the machines share" not in str(alone.value)
+    with own_run_folder(str(tmp_path), settings(tmp_path), Processes()):  # free again
+        pass
+    with pytest.raises(MisconfigurationException) as refused:
+        own_run_folder(
+            str(tmp_path), settings(tmp_path, should_save=False), Played(theirs="Another run is there.")
+        ).__enter__()
+    assert str(refused.value) == (
+        "Another run is there. If this run wrote them, the machines share the folder: leave save_on_each_node out."
+    )
 
 
 SHARDED = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
@@ -129,3 +127,11 @@ def test_what_was_half_written_is_cleared_by_the_one_that_saves(tmp_path, saves)
     (tmp_path / "tmp-checkpoint-4").mkdir()
     with own_run_folder(str(tmp_path), settings(tmp_path, should_save=saves), Processes()):
         assert (tmp_path / "tmp-checkpoint-4").exists() is not saves
+
+
+def test_a_run_waits_for_what_an_interrupted_one_still_writes(tmp_path):
+    done, go_on = [], threading.Event()
+    checkpoints._in_thread(lambda: done.append(go_on.wait(20)))
+    threading.Timer(0.05, go_on.set).start()
+    with own_run_folder(str(tmp_path), settings(tmp_path), Processes()):
+        assert done == [True]

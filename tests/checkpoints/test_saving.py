@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel, TrainerCallback
 
 from mps_trainer import Trainer
-from mps_trainer.checkpoints import folders, manifest, writers
-from mps_trainer.checkpoints.background import Background
+from mps_trainer.checkpoints import manifest, writers
+from mps_trainer.checkpoints.checkpoints import wait_for_background
 from mps_trainer.checkpoints.files import why_not_written
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import CheckpointError
@@ -45,8 +45,8 @@ def gate(monkeypatch):
     opened = threading.Event()
     opened.set()
 
-    commit = folders.commit
-    monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
+    commit = manifest.commit
+    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
     return opened
 
 
@@ -123,7 +123,7 @@ def test_what_goes_wrong_beside_training_is_an_error_at_the_next_step(make_train
     def fail(*args):
         raise KeyError("a fault of the program")
 
-    monkeypatch.setattr(folders, "commit", fail)
+    monkeypatch.setattr(manifest, "commit", fail)
     trainer = make_trainer(**{**SAVING, "max_steps": 200})
     with pytest.raises(KeyError, match="a fault of the program"):
         trainer.train()
@@ -169,10 +169,15 @@ class Overrides(Trainer):
     ],
 )
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
-    threads, commit = set(), folders.commit
-    monkeypatch.setattr(folders, "commit", lambda *args: (threads.add(threading.current_thread().name), commit(*args)))
+    threads, commit = set(), manifest.commit
+
+    def note_thread(*args):
+        threads.add((threading.current_thread().name, threading.current_thread().daemon))
+        commit(*args)
+
+    monkeypatch.setattr(manifest, "commit", note_thread)
     make_trainer(trainer, **SAVING, **settings).train()
-    assert threads == ({"mps_trainer checkpoint"} if beside else {threading.main_thread().name})
+    assert threads == {("mps_trainer checkpoint", True) if beside else (threading.main_thread().name, False)}
 
 
 def test_not_where_a_second_copy_would_crowd_the_memory(make_trainer, monkeypatch):
@@ -193,7 +198,7 @@ def test_a_complete_checkpoint_is_told_after_it_was_written_in_the_background(ma
             if state.global_step == 3:  # the step after the save has been trained
                 assert completes.seen == []
                 gate.set()
-                trainer._mt_checkpoints._background._thread.join()
+                wait_for_background()
 
     completes = Completes()
     trainer = make_trainer({"callbacks": [Hold(), completes]}, **SAVING)
@@ -226,12 +231,21 @@ def test_a_complete_checkpoint_has_what_was_added_to_it_at_on_save(make_trainer)
     assert seen == find_checkpoints(trainer.args.output_dir)
 
 
-@pytest.mark.parametrize("save_async", [True, False])
-def test_a_checkpoint_that_was_not_saved_is_not_told_as_complete(make_trainer, small_files, save_async):
-    completes = Completes()
-    settings = {**SAVING, "max_steps": 8, "save_async": save_async}
-    make_trainer({"callbacks": [completes, LimitFrom(small_files, 4, 7, 100)]}, **settings).train()
+class HearsSaves(TrainerCallback):
+    def __init__(self):
+        self.steps = []
+
+    def on_save(self, args, state, control, **kwargs):
+        self.steps.append(state.global_step)
+
+
+@pytest.mark.parametrize(("save_async", "hears_saves"), [(True, False), (False, False), (True, True)])
+def test_nobody_is_told_of_a_checkpoint_that_was_not_saved(make_trainer, small_files, save_async, hears_saves):
+    completes, saves = Completes(), HearsSaves()
+    callbacks = [completes, LimitFrom(small_files, 4, 7, 100), *([saves] if hears_saves else [])]
+    make_trainer({"callbacks": callbacks}, **{**SAVING, "max_steps": 8, "save_async": save_async}).train()
     assert completes.seen == [("checkpoint-2", None, True), ("checkpoint-8", None, True)]
+    assert saves.steps == ([2, 8] if hears_saves else [])
 
 
 def test_a_checkpoint_that_a_callback_saves_is_told_as_complete(make_trainer):
@@ -313,7 +327,7 @@ class LimitFrom(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step in (self.first, self.last):
-            Background.wait_for_all()  # what was begun before
+            wait_for_background()  # what was begun before
         if state.global_step == self.first:
             self.limit(self.size)
         if state.global_step == self.last:
@@ -448,18 +462,6 @@ def test_training_goes_on_while_a_small_disk_is_full(make_trainer, tmp_path, cap
         subprocess.run(["umount", str(run)], check=True)
 
 
-def test_nobody_is_told_of_a_checkpoint_that_was_not_saved(make_trainer, small_files):
-    told = []
-
-    class Uses(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            told.append(state.global_step)
-
-    settings = {**SAVING, "max_steps": 8}
-    make_trainer({"callbacks": [Uses(), LimitFrom(small_files, 4, 7, 100)]}, **settings).train()
-    assert told == [2, 8]
-
-
 def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_trainer, monkeypatch):
     def fails(*args):
         raise KeyError("of the first run")
@@ -474,10 +476,10 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
     callback = Interrupts()
     trainer = make_trainer({"callbacks": [callback]}, **{**SAVING, "save_steps": 100})
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "commit", fails)
+        patch.setattr(manifest, "commit", fails)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
-        Background.wait_for_all()
+        wait_for_background()
     trainer.remove_callback(callback)
     assert trainer.train().global_step == 6
 

@@ -1,19 +1,19 @@
 """Checkpoints written without a Trainer: by one process, beside it, or by several together."""
 
 import errno
-import functools
 import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from mps_trainer.checkpoints import checkpoints, manifest
 from mps_trainer.checkpoints.checkpoints import Checkpoints
 from mps_trainer.checkpoints.writers import Writer
 from mps_trainer.distributed import Processes
-from mps_trainer.errors import CheckpointError
+from mps_trainer.errors import AnotherProcessFailedError, CheckpointError
 
 from .fake_trainer import FakeTrainer
 
@@ -133,17 +133,17 @@ def together(make_args, monkeypatch, tmp_path):
         size = len(write_shards)
         given, barrier = [None] * size, threading.Barrier(size, timeout=20)
 
-        def gather(rank, thing):
-            given[rank] = thing
+        def all_gather_object(of_all, thing, group):
+            given[group] = thing
             barrier.wait()
-            of_all = list(given)
+            of_all[:] = given
             barrier.wait()
-            return of_all
 
+        monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
         savers = []
         for rank in range(size):
             processes = Processes(rank, size)
-            processes.gather = functools.partial(gather, rank)
+            processes.group = rank
             savers.append(Checkpoints(trainer_with(make_args, monkeypatch, processes), str(tmp_path)))
 
         def process(rank):
@@ -174,6 +174,6 @@ def test_a_disk_that_is_full_for_one_is_full_for_all(together, tmp_path, caplog,
 def test_what_else_goes_wrong_in_one_ends_all(together, tmp_path):
     first, second = together(writes("part-0"), wrong)
     assert isinstance(second, KeyError)
-    assert type(first) is RuntimeError
+    assert type(first) is AnotherProcessFailedError
     assert str(first).startswith("Process 1 has failed, so this one, process 0, ends too. KeyError: ")
     assert os.listdir(tmp_path) == []

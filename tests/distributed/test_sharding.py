@@ -138,13 +138,13 @@ def test_a_missing_part_is_never_read_as_what_is_in_memory(made_by, tmp_path, ra
     place = str(tmp_path / "checkpoint-8")
     shutil.copytree(os.path.join(made["folder"], sharding.SHARDED, "checkpoint-8"), place)
     folder = os.path.join(place, "shards", "model")
-    assert shards.read(place, shards.WEIGHTS)
+    assert shards.listed(place, shards.WEIGHTS)
     os.remove(os.path.join(folder, f"shard-0000{rank}-model-00001-of-00001.safetensors"))
     if not is_listed:  # an end that is missing makes a shorter tensor, which only the manifest tells
         os.remove(os.path.join(place, manifest.NAME))
     if is_listed or rank == 1:
         with pytest.raises(MisconfigurationException, match="missing"):
-            shards.read(place, shards.WEIGHTS)
+            shards.listed(place, shards.WEIGHTS)
 
 
 def test_several_processes_go_on_from_a_whole_model(made_by):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from mps_trainer.checkpoints.compatibility import require_belonging, require_exported
+from mps_trainer.checkpoints.loading import require_exported, require_usable
 from mps_trainer.optim.adamw import AdamW
 
 OPTIMIZERS = {
@@ -51,7 +51,7 @@ def stepped(kind):
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_optimizer_takes_its_own_state(kind):
-    require_belonging(stepped(kind).state_dict(), stepped(kind))
+    require_usable(stepped(kind).state_dict(), stepped(kind))
 
 
 def test_optimizer_takes_a_state_of_another_release():
@@ -60,20 +60,20 @@ def test_optimizer_takes_a_state_of_another_release():
     for group in saved["param_groups"]:
         del group["decoupled_weight_decay"], group["fused"]
         group["brand_new"] = 0.5
-    require_belonging(saved, stepped(AdamW))
+    require_usable(saved, stepped(AdamW))
 
 
 def test_optimizer_takes_settings_that_its_constructor_refuses_if_the_run_has_them():
     optimizer = stepped(torch.optim.SGD)
     for group in optimizer.param_groups:
         group["weight_decay"] = -0.1
-    require_belonging(optimizer.state_dict(), optimizer)
+    require_usable(optimizer.state_dict(), optimizer)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES.values(), ids=SCHEDULES)
 def test_schedule_takes_its_own_state(kind):
     schedule = kind(stepped(torch.optim.SGD))
-    require_belonging(schedule.state_dict(), schedule)
+    require_usable(schedule.state_dict(), schedule)
 
 
 def test_schedule_that_has_run_takes_the_state_of_one_that_has_not():
@@ -83,9 +83,9 @@ def test_schedule_that_has_run_takes_the_state_of_one_that_has_not():
     new, run = restarts(), restarts()
     run.step()
     assert run.T_cur > 0
-    require_belonging(new.state_dict(), run)
-    with pytest.raises(ValueError, match="T_i is 0"):
-        require_belonging({**new.state_dict(), "T_i": 0}, run)
+    require_usable(new.state_dict(), run)
+    with pytest.raises(ZeroDivisionError):
+        require_usable({**new.state_dict(), "T_i": 0}, run)
 
 
 @pytest.mark.parametrize("kind", [AdamW, torch.optim.NAdam, torch.optim.Adagrad])
@@ -97,13 +97,13 @@ def test_parameter_without_dimensions_may_have_a_momentum_below_0(kind):
         return optimizer
 
     saved = of(torch.nn.Parameter(torch.tensor(1.0)))
-    require_belonging(saved.state_dict(), of(torch.nn.Parameter(torch.tensor(1.0))))
-    with pytest.raises(ValueError, match="has the shape"):
-        require_belonging(saved.state_dict(), of(torch.nn.Parameter(torch.ones(3))))
+    require_usable(saved.state_dict(), of(torch.nn.Parameter(torch.tensor(1.0))))
+    with pytest.raises(RuntimeError, match="shape"):
+        require_usable(saved.state_dict(), of(torch.nn.Parameter(torch.ones(3))))
 
 
 def test_unknown_part_checks_its_own_state():
-    require_belonging([1, 2], object())
+    require_usable([1, 2], object())
 
 
 def without(saved, name):
@@ -136,48 +136,44 @@ DAMAGE = {
     "other betas": (lambda saved: with_setting(saved, betas=(0.9,)), "betas"),
     "a rate below 0": (lambda saved: with_setting(saved, lr=-0.1), "learning rate"),
     "a beta of 1": (lambda saved: with_setting(saved, betas=(0.9, 1.0)), "beta"),
-    "a switch of words": (lambda saved: with_setting(saved, amsgrad="x"), "no max_exp_avg_sq"),
-    "amsgrad without its state": (lambda saved: with_setting(saved, amsgrad=True), "no max_exp_avg_sq"),
+    "amsgrad without its state": (lambda saved: with_setting(saved, amsgrad=True), "max_exp_avg_sq"),
     "another way to step": (lambda saved: with_setting(saved, capturable=True), "capturable"),
-    "another parameter": (lambda saved: {**saved, "state": {9: {}}}, "a state for parameter 9, which this model"),
-    "a state by name": (lambda saved: {**saved, "state": {"all": {}}}, "a state for parameter 'all', which"),
-    "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "the state of parameter 0 is not a dictionary"),
-    "no momentum": (lambda saved: {**saved, "state": {0: {"step": torch.ones(())}}}, "has no exp_avg"),
-    "a momentum that is a number": (lambda saved: with_state(saved, exp_avg=0.5), "exp_avg"),
-    "a momentum of another shape": (lambda saved: with_state(saved, exp_avg_sq=torch.zeros(2, 3)), r"shape \[2, 3\]"),
+    "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "no attribute 'items'"),
+    "no momentum": (lambda saved: {**saved, "state": {0: {"step": torch.ones(())}}}, "exp_avg"),
+    "a momentum that is a number": (lambda saved: with_state(saved, exp_avg=0.5), "float"),
+    "a momentum of another shape": (lambda saved: with_state(saved, exp_avg_sq=torch.zeros(2, 3)), r"\[2, 3\]"),
+    "a momentum of a smaller shape": (lambda saved: with_state(saved, exp_avg=torch.zeros(2)), "shape"),
     "a sparse momentum": (lambda saved: with_state(saved, exp_avg=torch.ones(3, 2).to_sparse()), "dense"),
-    "whole numbers": (lambda saved: with_state(saved, exp_avg=torch.ones(3, 2, dtype=torch.int64)), "int64"),
-    "a momentum without values": (lambda saved: with_state(saved, exp_avg=torch.ones(3, 2, device="meta")), "dense"),
-    "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "step"),
-    "a counter that is nan": (lambda saved: with_state(saved, step=torch.tensor(float("nan"))), "step of parameter 0"),
-    "a counter below 0": (lambda saved: with_state(saved, step=torch.tensor(-1.0)), "step of parameter 0 is -1"),
+    "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "2 elements"),
+    "a counter that is nan": (lambda saved: with_state(saved, step=torch.tensor(float("nan"))), "step is tensor"),
+    "a counter below 0": (lambda saved: with_state(saved, step=torch.tensor(-1.0)), "step is tensor"),
 }
 
 
 @pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
 def test_optimizer_refuses_a_state_that_is_not_its_own(damage, says):
     with pytest.raises(Exception, match=says):
-        require_belonging(damage(stepped(AdamW).state_dict()), stepped(AdamW))
+        require_usable(damage(stepped(AdamW).state_dict()), stepped(AdamW))
 
 
 def test_optimizer_takes_a_rate_of_0():
-    require_belonging(with_setting(stepped(AdamW).state_dict(), lr=0.0, eps=0.0), stepped(AdamW))
+    require_usable(with_setting(stepped(AdamW).state_dict(), lr=0.0, eps=0.0), stepped(AdamW))
 
 
-@pytest.mark.parametrize(("kind", "lacks"), [("ASGD", "eta"), ("RMSprop", "square_avg"), ("Adagrad", "sum")])
+@pytest.mark.parametrize(("kind", "lacks"), [("RMSprop", "square_avg"), ("Adagrad", "sum")])
 def test_each_kind_of_optimizer_needs_its_own_values(kind, lacks):
     saved = stepped(OPTIMIZERS[kind]).state_dict()
     state = {name: value for name, value in saved["state"][0].items() if name != lacks}
-    with pytest.raises(ValueError, match=f"^the state of parameter 0 has no {lacks}$"):
-        require_belonging({**saved, "state": {0: state}}, stepped(OPTIMIZERS[kind]))
+    with pytest.raises(KeyError, match=lacks):
+        require_usable({**saved, "state": {0: state}}, stepped(OPTIMIZERS[kind]))
 
 
 def test_momentum_may_not_have_begun():
     kind = OPTIMIZERS["SGD"]
-    require_belonging(with_state(stepped(kind).state_dict(), momentum_buffer=None), stepped(kind))
+    require_usable(with_state(stepped(kind).state_dict(), momentum_buffer=None), stepped(kind))
     saved = with_state(stepped(OPTIMIZERS["RMSprop"]).state_dict(), square_avg=None)
-    with pytest.raises(ValueError, match="square_avg"):
-        require_belonging(saved, stepped(OPTIMIZERS["RMSprop"]))
+    with pytest.raises(AttributeError, match="NoneType"):
+        require_usable(saved, stepped(OPTIMIZERS["RMSprop"]))
 
 
 SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 10, "_growth_tracker": 0}
@@ -192,33 +188,43 @@ SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_
 )  # fmt: skip
 def test_scaler_refuses_a_state_that_is_not_its_own(saved):
     scaler = torch.amp.GradScaler("cpu")
-    require_belonging(SCALER, scaler)
-    require_belonging(scaler.state_dict(), scaler)
+    require_usable(SCALER, scaler)
+    require_usable(scaler.state_dict(), scaler)
     with pytest.raises(msgspec.ValidationError):
-        require_belonging(saved, scaler)
+        require_usable(saved, scaler)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda saved: [], "it has no scheduler state"),
-        (lambda saved: {**saved, "T_max": 0}, "T_max is 0"),
+        (lambda saved: {**saved, "T_max": 0}, "by zero"),
         (lambda saved: {**saved, "last_epoch": "x"}, "last_epoch is 'x'"),
         (lambda saved: {**saved, "base_lrs": [0.1]}, r"base_lrs is \[0\.1\]"),
-        (lambda saved: {k: v for k, v in saved.items() if k != "_step_count"}, "it has no _step_count"),
-        (lambda saved: {**saved, "_step_count": -1}, "_step_count is -1"),
-        (lambda saved: {**saved, "last_epoch": -2}, "last_epoch is -2"),
+        (lambda saved: {k: v for k, v in saved.items() if k != "last_epoch"}, "it has no last_epoch"),
         (lambda saved: {**saved, "last_epoch": 10**400}, "last_epoch is 1000"),
         (lambda saved: {**saved, "_last_lr": torch.zeros(2)}, r"_last_lr is tensor"),
-        (lambda saved: {**saved, "optimizer": 1}, "'optimizer' is not a value of a scheduler"),
-        (lambda saved: {**saved, "step": 1}, "'step' is not a value of a scheduler"),
-        (lambda saved: {**saved, 1: 1}, "1 is not a value of a scheduler"),
+        (lambda saved: {**saved, "optimizer": 1}, "'int' object"),
+        (lambda saved: {**saved, "step": 1}, "step is 1"),
+        (lambda saved: {**saved, "state_dict": 1}, "state_dict is 1"),
+        (lambda saved: {**saved, 1: 1}, "1 is 1"),
     ],
 )
 def test_schedule_refuses_a_state_that_is_not_its_own(change, says):
     schedule = SCHEDULES["cosine"](stepped(torch.optim.SGD))
-    with pytest.raises(ValueError, match=says):
-        require_belonging(change(schedule.state_dict()), schedule)
+    schedule.step()
+    with pytest.raises(Exception, match=says):
+        require_usable(change(schedule.state_dict()), schedule)
+
+
+def test_a_schedule_that_has_ended_takes_its_state_and_trying_it_changes_no_rate():
+    schedule = SCHEDULES["one cycle"](stepped(torch.optim.SGD))
+    for _ in range(8):
+        schedule.step()
+    before = [group["lr"] for group in schedule.optimizer.param_groups]
+    require_usable(schedule.state_dict(), schedule)
+    assert schedule.last_epoch == 8
+    assert [group["lr"] for group in schedule.optimizer.param_groups] == before
 
 
 class WithAverage(torch.optim.SGD):
@@ -242,7 +248,7 @@ class Growing(torch.optim.SGD):
 
 @pytest.mark.parametrize("kind", [WithAverage, Growing])
 def test_subclass_of_torchs_optimizers_may_keep_and_set_what_it_likes(kind):
-    require_belonging(stepped(kind).state_dict(), stepped(kind))
+    require_usable(stepped(kind).state_dict(), stepped(kind))
 
 
 @dataclasses.dataclass
@@ -256,7 +262,7 @@ class Warmup:
 def test_a_function_of_a_schedule_may_have_defaults_in_its_class():
     saved = lr_scheduler.LambdaLR(stepped(torch.optim.SGD), Warmup(5)).state_dict()
     assert saved["lr_lambdas"] == [{"steps": 5}] * 2  # one for each group
-    require_belonging(saved, lr_scheduler.LambdaLR(stepped(torch.optim.SGD), Warmup(9)))
+    require_usable(saved, lr_scheduler.LambdaLR(stepped(torch.optim.SGD), Warmup(9)))
 
 
 class Remembers:
@@ -283,12 +289,12 @@ def test_a_schedule_of_several_is_looked_at_one_by_one():
         return lr_scheduler.SequentialLR(optimizer, each, [2])
 
     saved = several().state_dict()
-    require_belonging(saved, several())
+    require_usable(saved, several())
     first, second = saved["_schedulers"]
-    with pytest.raises(ValueError, match=r"^T_max is 0$"):
-        require_belonging({**saved, "_schedulers": [first, {**second, "T_max": 0}]}, several())
     with pytest.raises(ValueError, match=r"^_schedulers is "):
-        require_belonging({**saved, "_schedulers": [first]}, several())
+        require_usable({**saved, "_schedulers": [first, {**second, "T_max": "x"}]}, several())
+    with pytest.raises(ValueError, match=r"^_schedulers is "):
+        require_usable({**saved, "_schedulers": [first]}, several())
 
 
 def test_a_schedule_on_plateau_may_have_seen_nothing_yet_but_counts():
@@ -296,25 +302,18 @@ def test_a_schedule_on_plateau_may_have_seen_nothing_yet_but_counts():
         return lr_scheduler.ReduceLROnPlateau(stepped(torch.optim.SGD))
 
     saved = plateau().state_dict()
-    require_belonging({**saved, "best": float("-inf")}, plateau())
-    for change in ({"best": "x"}, {"num_bad_epochs": -1}, {"patience": 10**400}):
+    require_usable({**saved, "best": float("-inf")}, plateau())
+    for change in ({"best": "x"}, {"patience": 10**400}):
         with pytest.raises(ValueError, match=next(iter(change))):
-            require_belonging({**saved, **change}, plateau())
+            require_usable({**saved, **change}, plateau())
 
 
-@pytest.mark.parametrize(
-    ("values", "fits"),
-    [(None, True), ([None, None], True), ([{"steps": 5}, None], True), ([None], False), ([1, None], False),
-     ([{"steps": "x"}, None], False), ([{"__call__": 1}, None], False), ({}, False)],
-)  # fmt: skip
-def test_attributes_of_a_schedules_function_replace_no_method(values, fits):
-    schedule = lr_scheduler.LambdaLR(stepped(torch.optim.SGD), Warmup(9))
-    saved = {**schedule.state_dict(), "lr_lambdas": values}
-    if fits and values is not None:
-        require_belonging(saved, schedule)
-        return
-    with pytest.raises(ValueError, match=r"^lr_lambdas is "):
-        require_belonging(saved, schedule)
+@pytest.mark.parametrize("values", [None, [1, None], [{"steps": "x"}, None]], ids=str)
+def test_values_that_a_schedules_function_cannot_compute_with_are_refused(values):
+    schedule = lr_scheduler.LambdaLR(stepped(torch.optim.SGD), [Warmup(9), Warmup(9)])
+    require_usable({**schedule.state_dict(), "lr_lambdas": [{"steps": 5}, None]}, schedule)
+    with pytest.raises(TypeError):
+        require_usable({**schedule.state_dict(), "lr_lambdas": values}, schedule)
 
 
 class TrainerCallbackOfOurs:
@@ -339,7 +338,6 @@ TrainerCallbackOfOurs.__module__ = "mps_trainer.callbacks"
         ({"attributes": {"counter": [1]}}, r"counter is \[1\]"),
         ({"attributes": {"words": 1}}, "words is 1"),
         ({"attributes": {"on": 1}}, "on is 1"),
-        ({"attributes": {"table": {"b": 1}}}, r"table is \{'b': 1\}"),
         ({"attributes": {"table": {"a": "x"}}}, r"table is \{'a': 'x'\}"),
         ({"attributes": {"table": 1}}, "table is 1"),
         ({"attributes": {"counter": torch.ones(1).to_sparse()}}, r"counter is tensor\(.*"),
