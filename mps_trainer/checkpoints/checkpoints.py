@@ -220,7 +220,7 @@ class Checkpoints:
             if writer.write_shards is not None:
                 processes.all_do(functools.partial(writer.write_shards, unfinished))
             processes.first_does(finish)
-        except BaseException as failure:  # of one of the processes, and then all come here
+        except Exception as failure:  # of one of the processes, and then all come here
             is_own = not isinstance(failure, AnotherProcessFailedError)
             reasons = processes.gather(why_not_written(failure, unfinished) if is_own else "")
             if None in reasons:
