@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import json
 import pickle
 import sys
 import types
@@ -16,9 +15,7 @@ from mps_trainer.devices import (
     ACCELERATORS,
     CPUAccelerator,
     CUDAAccelerator,
-    DeviceRequest,
     XPUAccelerator,
-    resolve,
 )
 from tests.devices.machines import CUDA_1, MACHINES, XPU_2, mac, pc
 
@@ -81,16 +78,6 @@ def test_the_memory_figures_of_mps_are_those_of_torch(monkeypatch):
     stats = MPSAccelerator.get_device_stats(torch.device("mps"))
     figures = ("mps_allocated_bytes", "mps_driver_allocated_bytes", "mps_recommended_max_bytes")
     assert [stats[name] for name in figures] == [0, 1, 2]
-
-
-@pytest.mark.parametrize(("machine", "name"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda:0"), ("linux", "cpu")])
-def test_a_decision_gives_a_torch_device_and_json(machine, name):
-    decision = resolve(DeviceRequest(), MACHINES[machine])
-    assert decision.device == torch.device(name)
-    data = json.loads(json.dumps(decision.to_dict()))
-    assert data["device"] == name
-    assert data["type"] == decision.type
-    assert [other["name"] for other in data["rejected"]] == [other.name for other in decision.rejected]
 
 
 def test_the_error_survives_a_process_boundary():

@@ -116,48 +116,29 @@ def log_probabilities(logits, labels):
 
 
 @pytest.mark.parametrize("loss", [smoothed, own_mean, log_probabilities])
-def test_a_loss_of_ones_own_has_the_logits_it_would_have_had(trained, made, loss):
+def test_a_loss_of_ones_own_has_the_logits_it_would_have_had_and_the_run_says_why(make_trainer, trained, made, loss):
     class Own(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             labels = inputs.pop("labels")
             outputs = model(**inputs)
             return (loss(outputs.logits, labels), outputs) if return_outputs else loss(outputs.logits, labels)
 
-    plain = trained(llama(), False, {"kind": Own})
-    assert trained(llama(), True, {"kind": Own}) == plain
-    assert not made
+    def function(outputs, labels, num_items_in_batch=None):
+        return loss(outputs.logits, labels)
 
-
-def test_a_run_says_why_it_computes_the_logits(make_trainer):
-    class Own(Trainer):
-        def compute_loss(self, *args, **kwargs):
-            return super().compute_loss(*args, **kwargs)
-
+    for own in ({"kind": Own}, {"compute_loss_func": function}):
+        plain = trained(llama(), False, own)
+        assert trained(llama(), True, own) == plain
+        assert not made
     trainer = make_trainer({"model": llama(), "train_dataset": rows(), "kind": Own}, max_steps=1)
     trainer.train()
     assert trainer._mt_overrides.slower["the loss without logits"] == ("compute_loss",)
-
-
-def test_a_loss_function_has_the_logits(trained, made):
-    def loss(outputs, labels, num_items_in_batch=None):
-        return own_mean(outputs.logits, labels)
-
-    plain = trained(llama(), False, {"compute_loss_func": loss})
-    assert trained(llama(), True, {"compute_loss_func": loss}) == plain
-    assert not made
 
 
 def test_evaluation_and_prediction_have_logits(make_trainer, made):
     trainer = make_trainer({"model": llama(), "train_dataset": rows(), "eval_dataset": rows(8)})
     assert trainer.predict(rows(8)).predictions.shape == (8, 12, WORDS)
     assert not made
-
-
-def test_the_model_is_given_back_as_it_was(trained):
-    model = llama()
-    trained(model, True)
-    assert "forward" not in vars(model.lm_head)
-    assert type(model.lm_head) is nn.Linear
 
 
 class Copies(TrainerCallback):
@@ -174,8 +155,10 @@ def test_copies_made_in_a_run_have_heads_of_their_own(trained, made):
     copies, model = Copies(), llama()
     trained(model, True, {"callbacks": [copies]})
     assert made
-    for each in (copies.copy, copies.saved):
+    assert "forward" not in vars(model.lm_head)
+    for each in (model, copies.copy, copies.saved):
         assert type(each.lm_head) is nn.Linear
+    for each in (copies.copy, copies.saved):
         model.zero_grad()
         each.zero_grad()
         tokens = torch.arange(5, 25).view(1, -1).to(each.device)
