@@ -103,30 +103,18 @@ def test_an_object_passes_for_lightnings_own_once_lightning_is_loaded(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("kind", "facts", "formats"),
+    ("kind", "facts", "formats", "scales", "divides"),
     [
-        (MPSAccelerator, mac("14.0", "2.9.0"), ("fp32", "fp16", "bf16")),
-        (MPSAccelerator, mac("13.6", "2.8.0"), ("fp32", "fp16")),
-        (MPSAccelerator, MACHINES["linux_simulated_mps"], ("fp32", "fp16", "bf16")),
-        (CUDAAccelerator, pc(**CUDA_1), ("fp32", "fp16", "bf16", "fp64")),
-        (XPUAccelerator, pc(**XPU_2), ("fp32", "fp16", "bf16")),
-        (CPUAccelerator, pc(), ("fp32", "fp16", "bf16", "fp64")),
+        (MPSAccelerator, mac("14.0", "2.7.1"), ("fp32", "fp16", "bf16"), False, False),
+        (MPSAccelerator, mac("13.6", "2.8.0"), ("fp32", "fp16"), True, False),
+        (MPSAccelerator, mac("14.0", "2.13.0"), ("fp32", "fp16", "bf16"), True, True),
+        (MPSAccelerator, MACHINES["linux_simulated_mps"], ("fp32", "fp16", "bf16"), True, False),
+        (CUDAAccelerator, pc("2.6.0", **CUDA_1), ("fp32", "fp16", "bf16", "fp64"), True, True),
+        (XPUAccelerator, pc("2.13.0", **XPU_2), ("fp32", "fp16", "bf16"), True, False),
+        (CPUAccelerator, pc(), ("fp32", "fp16", "bf16", "fp64"), True, True),
     ],
 )
-def test_precisions_depend_on_device_and_system(kind, facts, formats):
+def test_precisions_depend_on_device_and_system_and_scaling_on_torch(kind, facts, formats, scales, divides):
     assert kind.precisions(facts) == formats
-
-
-@pytest.mark.parametrize(
-    ("kind", "torch_version", "scales", "divides"),
-    [
-        (MPSAccelerator, "2.7.1", False, False),
-        (MPSAccelerator, "2.8.0", True, False),
-        (MPSAccelerator, "2.13.0", True, True),
-        (CUDAAccelerator, "2.6.0", True, True),
-        (XPUAccelerator, "2.13.0", True, False),
-    ],
-)
-def test_gradient_scaling_depends_on_device_and_torch(kind, torch_version, scales, divides):
-    assert kind.scales_gradients(torch_version) is scales
-    assert kind.divides_gradients(torch_version) is divides
+    assert kind.scales_gradients(facts.torch_version) is scales
+    assert kind.divides_gradients(facts.torch_version) is divides
