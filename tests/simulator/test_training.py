@@ -62,9 +62,6 @@ class SelfAttention(nn.Module):
 
 # Those made of several operators, or with a choice by device. test_operators.py compares single ones.
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple]] = {
-    "Linear": (lambda: nn.Linear(5, 3), (draw(4, 5),)),
-    "Linear, 3 dimensions": (lambda: nn.Linear(5, 3), (draw(2, 4, 5),)),
-    "Conv1d": (lambda: nn.Conv1d(3, 4, 3, padding=1), (draw(2, 3, 8),)),
     "Conv2d": (lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2), (draw(2, 4, 9, 9),)),
     "Conv2d, dilated": (lambda: nn.Conv2d(3, 5, 3, dilation=2, padding="same"), (draw(2, 3, 8, 8),)),
     "ConvTranspose2d": (
@@ -82,9 +79,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple]] = {
     "MultiheadAttention": (SelfAttention, (draw(2, 5, 8),)),
     "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (draw(2, 5, 8),)),
     "TransformerDecoderLayer": (lambda: nn.TransformerDecoderLayer(8, 2, 16), (draw(5, 2, 8), draw(4, 2, 8))),
-    "BatchNorm1d": (lambda: nn.BatchNorm1d(3), (draw(6, 3),)),
     "BatchNorm2d": (lambda: nn.BatchNorm2d(3), (draw(4, 3, 5, 5),)),
-    "RMSNorm without weight": (lambda: nn.RMSNorm(6, elementwise_affine=False), (draw(4, 6),)),
     "Dropout": (lambda: nn.Dropout(0.4), (draw(20, 20),)),
 }
 
