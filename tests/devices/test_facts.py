@@ -60,7 +60,7 @@ def linux_probes(**torch):
 
 
 def raising(error):
-    def probe():
+    def probe(*args, **settings):
         raise error
 
     return probe
