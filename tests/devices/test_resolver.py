@@ -303,12 +303,14 @@ def test_more_devices_than_exist_are_refused(machine, devices, said):
 
 
 @pytest.mark.parametrize("words", ["--accelerator mps --devices 1", "--devices auto", "--devices 0,"])
-def test_the_command_line_has_the_same_spellings(mps, words):
+def test_the_arguments_take_the_same_spellings_and_refuse_the_same(mps, words):
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(["--output_dir", "out", *words.split()])
     assert args.device == torch.device("mps")
     assert args.n_gpu == 1
     with pytest.raises(MisconfigurationException, match=r"^devices=2 "):
         _ = TrainingArguments("out", devices=2).device
+    with pytest.raises(DeviceUnavailableError, match=r"^accelerator='cuda' was requested"):
+        _ = TrainingArguments("out", accelerator="cuda").device
 
 
 # --- the processes of a launcher ---------------------------------------------------------------------------------

@@ -135,12 +135,6 @@ def test_a_loss_of_ones_own_has_the_logits_it_would_have_had_and_the_run_says_wh
     assert trainer._mt_overrides.slower["the loss without logits"] == ("compute_loss",)
 
 
-def test_evaluation_and_prediction_have_logits(make_trainer, made):
-    trainer = make_trainer({"model": llama(), "train_dataset": rows(), "eval_dataset": rows(8)})
-    assert trainer.predict(rows(8)).predictions.shape == (8, 12, WORDS)
-    assert not made
-
-
 class Copies(TrainerCallback):
     """Copies the model as an average of weights does, and pickles it as a process of its own needs it."""
 
@@ -185,18 +179,20 @@ def test_a_model_that_its_user_compiled_trains(trained):
     assert trained(model, True) == pytest.approx(plain, rel=1e-5, abs=1e-5)
 
 
+def test_few_logits_and_those_of_evaluations_are_computed_at_once(make_trainer, trained, made, monkeypatch):
+    trainer = make_trainer({"model": llama(), "train_dataset": rows(), "eval_dataset": rows(8)})
+    assert trainer.predict(rows(8)).predictions.shape == (8, 12, WORDS)
+    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 8 * 12)
+    trained(llama(), True)
+    assert not made
+
+
 def test_a_model_that_names_no_head_trains(trained):
     class Unnamed(LlamaForCausalLM):
         def get_output_embeddings(self):
             raise NotImplementedError
 
     assert trained(tiny(Unnamed), True) == trained(tiny(Unnamed), False)
-
-
-def test_few_logits_are_computed_at_once(trained, made, monkeypatch):
-    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 8 * 12)
-    trained(llama(), True)
-    assert not made
 
 
 def test_products_over_many_words_are_split_where_they_are_wrong(trained, made, monkeypatch, device):
@@ -220,15 +216,11 @@ def deferred(hidden, weight):
 
 
 @pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: torch._foreach_mul_([x], 2)])
-def test_changes_that_autograd_does_not_follow_are_refused(change):
-    logits = deferred(torch.ones(6, 4, requires_grad=True), torch.ones(5, 4))
-    with pytest.raises(NotImplementedError, match="chunked_cross_entropy=False"):
-        change(logits)
-
-
-def test_logits_read_after_the_weights_changed_are_refused():
+def test_changes_that_autograd_does_not_follow_are_refused_and_reads_after_the_weights_changed(change):
     weight = torch.ones(5, 4)
     logits = deferred(torch.ones(6, 4, requires_grad=True), weight)
+    with pytest.raises(NotImplementedError, match="chunked_cross_entropy=False"):
+        change(logits)
     weight.add_(1)
     with pytest.raises(RuntimeError, match="its weight has changed"):
         logits.sum()
