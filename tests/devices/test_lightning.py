@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mps_trainer import MPSAccelerator
+from mps_trainer import MisconfigurationException, MPSAccelerator
 
 lightning = pytest.importorskip("lightning")
 
@@ -39,10 +39,12 @@ def make(**settings):
 
 
 @pytest.mark.parametrize("devices", ["auto", 1, [0], -1], ids=str)
-def test_lightning_trains_on_the_device(mps, devices):
-    model, trainer = Line(), make(devices=devices)
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_lightning_trains_on_the_device(mps, devices, is_mixed):
+    model, plugin = Line(), lightning.pytorch.plugins.MixedPrecision("bf16-mixed", "mps")
+    trainer = make(devices=devices, plugins=plugin if is_mixed else None)
     trainer.fit(model, loader())
-    assert model.seen == [("mps:0", torch.float32)] * 4
+    assert model.seen == [("mps:0", torch.bfloat16 if is_mixed else torch.float32)] * 4
     assert trainer.global_step == 4
     assert isinstance(trainer.accelerator, MPSAccelerator)
 
@@ -59,6 +61,8 @@ def test_lightning_asks_it_for_the_figures_of_the_device(mps):
     assert any(name.endswith("mps_allocated_bytes") and value > 0 for name, value in kept.items())
 
 
-def test_fabric_takes_it_too(mps):
+def test_fabric_takes_it_too_and_two_devices_are_refused_in_this_packages_words(mps):
     fabric = lightning.Fabric(accelerator=MPSAccelerator(), devices=1)
     assert fabric.device == torch.device("mps", 0)
+    with pytest.raises(MisconfigurationException, match=r"devices=2 was requested with accelerator='mps'"):
+        make(devices=2)

@@ -300,6 +300,9 @@ def test_a_request_for_no_devices_or_a_senseless_one_is_refused_everywhere(devic
 def test_more_devices_than_exist_are_refused(machine, devices, said):
     accelerator = {"m3_macos_15": "mps", "linux": "cpu"}.get(machine, "auto")
     assert said in refusal(MACHINES[machine], accelerator=accelerator, devices=devices)
+    if accelerator == "mps":
+        with pytest.raises(MisconfigurationException, match=said):
+            MPSAccelerator.get_parallel_devices(devices)
 
 
 @pytest.mark.parametrize("words", ["--accelerator mps --devices 1", "--devices auto", "--devices 0,"])
@@ -323,6 +326,7 @@ def test_the_arguments_take_the_same_spellings_and_refuse_the_same(mps, words):
         ("linux", 2, 1, "2 processes on cpu"),
         ("linux", 2, 3, "2 processes on cpu"),
         ("linux_8_cuda", 3, 1, "3 devices on cuda"),
+        ("linux_8_cuda", -1, 1, "8 devices on cuda"),
         ("linux_8_cuda", [4], 2, "1 device on cuda"),
         ("linux_8_cuda", [4, 5], 2, None),
     ],
