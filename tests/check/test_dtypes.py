@@ -29,16 +29,13 @@ class Scaled(nn.Module):
         return self.head(x * self.body.scale.float())
 
 
-def test_a_float64_buffer_is_named_with_its_module():
+def test_a_float64_buffer_or_parameter_is_named_with_its_module():
     report = trace(Scaled(), X)
     assert problems(report) == ["buffer body.scale of Scaled"]
     assert not report.ready
     assert report.exit_code == 1
     assert "float64" in str(report)
     assert "float32" in str(report)
-
-
-def test_a_float64_parameter_is_named_with_its_module():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False).double())
     model.forward = model[0].forward
     assert problems(trace(model, X)) == ["parameter 1.weight of Sequential"]
@@ -105,34 +102,32 @@ def test_gradients_added_up_in_float64_on_the_cpu_alone_are_no_problem():
 
 class Weighted(Classifier):
     def forward(self, x, labels=None, weight=None):
-        assert weight is None or weight.dtype in (torch.float32, torch.complex128)
+        assert weight is None or weight.dtype is not torch.float64
         return super().forward(x, labels)
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"), [(np.float64(0.5), "numpy's float64"), (np.ones(2), "numpy's float64")], ids=["number", "array"]
-)
-def test_a_float64_column_is_converted_by_our_trainer_and_the_report_says_so(make_trainer, value, kind):
-    data = [{**example, "weight": value} for example in examples(16)]
-    report = trace_step(make_trainer(trainer={"model": Weighted(), "train_dataset": data, "eval_dataset": None}))
+def traced_with(make_trainer, weight, model):
+    data = [{**example, "weight": weight} for example in examples(16)]
+    return trace_step(make_trainer(trainer={"model": model, "train_dataset": data, "eval_dataset": None}))
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), np.ones(2)], ids=["number", "array"])
+def test_a_float64_column_is_converted_by_our_trainer_and_the_report_says_so(make_trainer, value):
+    report = traced_with(make_trainer, value, Weighted())
     (problem,) = report.dtype_problems
     assert problem.what.startswith("column weight of the batch")
-    assert kind in problem.what
+    assert "numpy's float64" in problem.what
     assert "default_data_collator" in problem.what
     assert not problem.fails
     assert report.ready
     assert "converted" in str(report)
 
 
-def test_a_complex128_column_is_not_converted(make_trainer):
-    data = [{**example, "weight": torch.tensor(1j, dtype=torch.complex128)} for example in examples(16)]
-    report = trace_step(make_trainer(trainer={"model": Weighted(), "train_dataset": data, "eval_dataset": None}))
+def test_a_complex128_column_is_not_converted_and_a_float64_buffer_named_once(make_trainer):
+    report = traced_with(make_trainer, torch.tensor(1j, dtype=torch.complex128), Weighted())
     assert [problem.fails for problem in report.dtype_problems] == [True]
-
-
-def test_a_float64_buffer_in_the_model_of_a_trainer_is_named_once(make_trainer):
-    model = Classifier()
+    model = Weighted()
     model.register_buffer("scale", torch.ones((), dtype=torch.float64))
-    report = trace_step(make_trainer(trainer={"model": model}))
-    assert problems(report) == ["buffer scale of Classifier"]
+    report = traced_with(make_trainer, 1, model)
+    assert problems(report) == ["buffer scale of Weighted"]
     assert not report.ready

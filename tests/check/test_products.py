@@ -45,25 +45,33 @@ def test_the_head_of_a_language_model_in_its_gradient():
     assert products(step, "2.14.0") == set()
 
 
-@pytest.mark.parametrize("version", ["2.13.0", "2.15.0"])
-def test_batched_products_in_every_torch(version):
-    a, b = torch.ones(2, 16, INNER), torch.ones(2, INNER, 16)
-    found = products(
-        lambda: (torch.bmm(a, b), torch.einsum("bik,bkj->bij", a, b), torch.baddbmm(a[:, :, :16], a, b)), version
-    )
-    assert {(name, calls) for name, _, calls, *_ in found} == {("aten::bmm", 2), ("aten::baddbmm", 1)}
+X, WEIGHT, BIAS = torch.ones(16, INNER), torch.ones(16, INNER), torch.ones(16)
+A, B = torch.ones(2, 16, INNER), torch.ones(2, INNER, 16)
 
 
-def test_a_wide_layer_in_the_forward_pass():
-    x, weight, bias = torch.ones(16, INNER), torch.ones(16, INNER), torch.ones(16)
-    assert {name for name, *_ in products(lambda: F.linear(x, weight, bias))} == {"aten::addmm"}
+@pytest.mark.parametrize(
+    ("compute", "version", "expected"),
+    [
+        *(
+            (
+                lambda: (torch.bmm(A, B), torch.einsum("bik,bkj->bij", A, B), torch.baddbmm(A[:, :, :16], A, B)),
+                version,
+                {("aten::bmm", 2), ("aten::baddbmm", 1)},
+            )
+            for version in ("2.13.0", "2.15.0")
+        ),
+        (lambda: F.linear(X, WEIGHT, BIAS), "2.13.0", {("aten::addmm", 1)}),
+        (lambda: torch.ones(16, INNER - 1) @ torch.ones(INNER - 1, 16), "2.13.0", set()),
+        (lambda: torch.ones(15, INNER) @ torch.ones(INNER, 16), "2.13.0", set()),
+    ],
+)
+def test_large_products_are_told_and_batched_ones_in_every_torch(compute, version, expected):
+    assert {(name, calls) for name, _, calls, *_ in products(compute, version)} == expected
+
+
+def test_a_wide_layer_in_inference_mode():
     with torch.inference_mode():
-        assert {name for name, *_ in products(lambda: F.linear(x, weight, bias))} <= {"aten::linear", "aten::addmm"}
-
-
-def test_smaller_ones_are_not_told():
-    assert products(lambda: torch.ones(16, INNER - 1) @ torch.ones(INNER - 1, 16)) == set()
-    assert products(lambda: torch.ones(15, INNER) @ torch.ones(INNER, 16)) == set()
+        assert {name for name, *_ in products(lambda: F.linear(X, WEIGHT, BIAS))} <= {"aten::linear", "aten::addmm"}
 
 
 def test_the_table_names_line_and_remedy():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -13,16 +14,13 @@ from mps_trainer import MisconfigurationException, Seq2SeqTrainer, Seq2SeqTraini
 from mps_trainer.check import Support, trace_step
 
 from ..conftest import Classifier, accuracy, assert_same_weights, examples, weights
+from ..tiny import tiny
 from .conftest import bad, names, reads, what_to_do
 
 
 @pytest.fixture
 def bert():
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    return BertForSequenceClassification(BertConfig(vocab_size=32, max_position_embeddings=16, **sizes))
+    return tiny("BertForSequenceClassification")
 
 
 def sentences(count: int, length: int = 6) -> list[dict]:
@@ -59,13 +57,9 @@ def test_a_bert_is_ready(bert, make_trainer, settings):
 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_the_number_of_items_that_a_model_divides_by_is_not_read_from_the_device(make_trainer, batches):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1))
     rows = [{**row, "labels": row["input_ids"]} for row in sentences(16)]
-    data = {"model": model, "train_dataset": rows, "eval_dataset": rows}
-    trainer = make_trainer(trainer=data, gradient_accumulation_steps=batches)
-    assert reads(trace_step(trainer)) == []
+    data = {"model": tiny("GPT2LMHeadModel"), "train_dataset": rows, "eval_dataset": rows}
+    assert reads(trace_step(make_trainer(trainer=data, gradient_accumulation_steps=batches))) == []
 
 
 class SomeRows(Classifier):
@@ -85,14 +79,7 @@ def test_a_wait_in_the_gradient_of_the_models_loss_is_at_the_line_of_the_model(m
 
 def test_masks_of_a_generation_are_built_without_reading_from_the_device(make_args):
     """transformers itself asks for padding in each step of a generation."""
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 1}
-    ids = {"pad_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2}
-    model = BartForConditionalGeneration(
-        BartConfig(vocab_size=32, max_position_embeddings=16, **sizes, **heads, **ids)
-    )
+    model = tiny("BartForConditionalGeneration", decoder_start_token_id=1, forced_eos_token_id=2)
     model.generation_config.max_length = 5
     rows = [{**row, "labels": row["input_ids"]} for row in sentences(8)]
     args = Seq2SeqTrainingArguments(**{**make_args().to_dict(), "predict_with_generate": True})
@@ -133,15 +120,6 @@ def test_the_trainer_stays_as_it_was(make_trainer, tmp_path, capsys):
     assert events == []
     assert list((tmp_path / "run").iterdir()) == []
     assert capsys.readouterr() == ("", "")
-
-
-def test_training_after_a_trace_is_the_same_in_every_bit(make_trainer):
-    plain = make_trainer(max_steps=3)
-    plain.train()
-    traced = make_trainer(max_steps=3)
-    trace_step(traced, batches=2)
-    traced.train()
-    assert_same_weights(weights(plain.model), weights(traced.model))
 
 
 def test_the_step_runs_on_the_cpu_whatever_the_arguments_chose(make_trainer):
@@ -198,71 +176,60 @@ def test_the_mask_of_a_padded_batch_is_made_without_a_read(bert, make_trainer):
     assert report.blocking_reads == []
 
 
-def ragged(items: list[dict]) -> dict:
-    """Batches of another length each."""
-    width = 2 + ragged.calls  # type: ignore[attr-defined]
-    ragged.calls += 1  # type: ignore[attr-defined]
-    return {"input_ids": torch.ones(len(items), width, dtype=torch.long), "labels": torch.zeros(len(items)).long()}
-
-
 def test_shapes_are_counted_over_the_batches_asked_for(bert, make_trainer):
-    ragged.calls = 0  # type: ignore[attr-defined]
-    parts = {"model": bert, "train_dataset": sentences(40), "eval_dataset": None, "data_collator": ragged}
-    report = trace_step(make_trainer(trainer=parts, remove_unused_columns=False), batches=3)
-    assert [shapes["input_ids"] for shapes in report.batch_shapes] == ["int64[8, 2]", "int64[8, 3]", "int64[8, 4]"]
+    lengths = itertools.count(2)
+
+    def ragged(items: list[dict]) -> dict:
+        ids = torch.ones(len(items), next(lengths), dtype=torch.long)
+        return {"input_ids": ids, "labels": torch.zeros(len(items), dtype=torch.long)}
+
+    parts = {"model": bert, "train_dataset": sentences(16), "eval_dataset": None, "data_collator": ragged}
+    report = trace_step(make_trainer(trainer=parts, remove_unused_columns=False), batches=5)
+    assert [shapes["input_ids"] for shapes in report.batch_shapes] == ["int64[8, 2]", "int64[8, 3]"]
     gelu = next(use for use in report.operators if use.name == "aten::gelu")
-    assert (gelu.calls, gelu.distinct_shapes) == (6, 3)
-    assert "Batch shapes in training: 3; mps compiles its graphs for each." in str(report)
+    assert (gelu.calls, gelu.distinct_shapes) == (2 * len(bert.bert.encoder.layer), 2)
+    assert "Batch shapes in training: 2; mps compiles its graphs for each." in str(report)
     assert any("eval" in note for note in report.notes)
-
-
-def test_fewer_batches_than_asked_for_are_noted(make_trainer):
-    report = trace_step(make_trainer(trainer={"train_dataset": examples(16)}), batches=5)
     assert any("2 batches, fewer than the 5" in note for note in report.notes)
-
-
-def test_a_dictionary_of_datasets_is_evaluated_on_its_first(make_trainer):
-    report = trace_step(make_trainer(trainer={"eval_dataset": {"a": examples(8), "b": examples(8)}}))
-    assert "evaluation" in {use.phase for use in report.operators}
 
 
 def test_logits_prepared_for_the_metrics_are_part_of_the_evaluation(make_trainer):
     def most_frequent(logits, labels):
         return logits.mode().values
 
-    parts = {"compute_metrics": accuracy, "preprocess_logits_for_metrics": most_frequent}
+    datasets = {"a": examples(8), "b": examples(8)}  # the first is evaluated
+    parts = {"compute_metrics": accuracy, "preprocess_logits_for_metrics": most_frequent, "eval_dataset": datasets}
     report = trace_step(make_trainer(trainer=parts), fallback=False)
     assert {(use.name, use.phase) for use in report.with_support(Support.FAILS)} == {("aten::mode", "evaluation")}
 
 
-def test_other_trainers_are_refused_with_a_way_on():
-    with pytest.raises(MisconfigurationException, match=r"with Tracer\(\) as tracer"):
-        trace_step(object())  # type: ignore[arg-type]
+class Empty(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(())
 
 
-def test_without_a_dataset_there_is_no_step(make_trainer):
-    with pytest.raises(MisconfigurationException, match="give the Trainer a train_dataset"):
-        trace_step(make_trainer(trainer={"train_dataset": None}))
-    with pytest.raises(ValueError, match="There is nothing to train on"):
-        trace_step(make_trainer(trainer={"train_dataset": []}))
-
-
-def test_a_stream_without_a_batch_has_no_step(make_trainer):
-    class Empty(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    trainer = make_trainer(trainer={"train_dataset": Empty()}, max_steps=2)
-    with pytest.raises(MisconfigurationException, match="gave no batch"):
-        trace_step(trainer)
-    assert not trainer.control.should_training_stop
-
-
-def test_a_model_that_cannot_be_copied_is_refused_with_a_way_on(make_trainer):
+def not_copied():
     model = Classifier()
     model.lines = (line for line in ())
-    with pytest.raises(MisconfigurationException, match="Classifier cannot be copied"):
-        trace_step(make_trainer(trainer={"model": model}))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train_dataset": None}, "give the Trainer a train_dataset"),
+        ({"train_dataset": []}, "There is nothing to train on"),
+        ({"train_dataset": Empty()}, "gave no batch"),
+        ({"model": not_copied()}, "Classifier cannot be copied"),
+    ],
+)
+def test_a_trainer_that_cannot_make_a_step_is_refused_with_a_way_on(make_trainer, given, said):
+    trainer = make_trainer(trainer=given, max_steps=2)
+    with pytest.raises(ValueError, match=said):
+        trace_step(trainer)
+    assert not trainer.control.should_training_stop
+    with pytest.raises(MisconfigurationException, match=r"with Tracer\(\) as tracer"):
+        trace_step(object())  # type: ignore[arg-type]
 
 
 def test_the_random_numbers_come_back_after_an_error_too(make_trainer):

@@ -76,19 +76,16 @@ def test_a_tracer_can_be_entered_for_each_step_and_adds_up():
     for count in (1, 2):
         with tracer:
             model(x)
+            with pytest.raises(RuntimeError, match="recording already"):
+                tracer.__enter__()
         (use,) = [use for use in tracer.report().operators if use.name == "aten::addmm"]
         assert use.calls == count
 
 
-def test_a_tracer_that_is_recording_cannot_be_entered_again():
-    with Tracer() as tracer, pytest.raises(RuntimeError, match="recording already"):
-        tracer.__enter__()
-
-
-def test_phases_are_told_apart_in_a_loop_of_one_s_own():
+def test_phases_are_told_apart_in_a_loop_of_one_s_own_and_can_be_named():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Tracer() as tracer:
+    with Tracer(unknown_on_device=True) as tracer:
         for _ in range(2):
             model(x).relu().square().mean().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -97,24 +94,16 @@ def test_phases_are_told_apart_in_a_loop_of_one_s_own():
         model.eval()
         with torch.no_grad():
             model(x).argmax(-1)
+        with tracer.phase("optimizer"):
+            torch.ones(3, device=torch.device("cpu")).sigmoid()
     phases = {use.name: use.phase for use in tracer.report().operators}
     assert phases["aten::relu"] == "forward"
     assert phases["aten::threshold_backward"] == "backward"
-    assert phases["aten::linalg_vector_norm"] == "optimizer"
+    assert phases["aten::linalg_vector_norm"] == phases["aten::sigmoid"] == "optimizer"
     assert phases["aten::argmax"] == "evaluation"
-
-
-def test_a_step_of_an_optimizer_is_known_without_a_backward_pass_before_it():
-    weight = torch.ones(3, requires_grad=True)
-    weight.grad = torch.ones(3)
-    report = trace(torch.optim.SGD([weight], lr=0.1).step)
+    model.weight.grad = torch.ones(2, 3)
+    report = trace(optimizer.step)  # without a backward pass before it
     assert {use.phase for use in report.operators} == {"optimizer"}
-
-
-def test_a_phase_can_be_named():
-    with Tracer(unknown_on_device=True) as tracer, tracer.phase("evaluation"):
-        torch.ones(3, device=torch.device("cpu")).sigmoid()
-    assert {use.phase for use in tracer.report().operators} == {"evaluation"}
 
 
 def test_the_trainer_of_transformers_style_loops_is_traced_through_its_optimizer_and_loss_modules():
@@ -156,12 +145,8 @@ def test_the_table_puts_the_most_serious_first_and_fits_its_width():
     assert max(map(len, verbose.splitlines())) <= 120
 
 
-def use_of(name: str, support: Support) -> OperatorUse:
-    return OperatorUse(name, support, "forward", 1, 1, None)
-
-
-FLOAT64 = DtypeProblem("weight", "float64", True, "Make it float32.")
-PRODUCT = LargeProduct("aten::mm", "backward", 1, 40_000, False, None)
+def used(names: str, support: Support) -> list[OperatorUse]:
+    return [OperatorUse(name, support, "forward", 1, 1, None) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -169,20 +154,23 @@ PRODUCT = LargeProduct("aten::mm", "backward", 1, 40_000, False, None)
     [
         ({}, "this step should train on a Mac without fallbacks."),
         (
-            {"operators": [use_of("a", Support.NATIVE), use_of("b", Support.FALLS_BACK)]},
+            {"operators": used("a", Support.NATIVE) + used("b", Support.FALLS_BACK)},
             "this step should train on a Mac, with b on the CPU.",
         ),
         (
-            {"large_products": [PRODUCT]},
+            {"large_products": [LargeProduct("aten::mm", "backward", 1, 40_000, False, None)]},
             "this step should train on a Mac without fallbacks. "
             "On M1 and M2, matrix products in the table may be wrong.",
         ),
         (
-            {"operators": [use_of("a", Support.FAILS)], "dtype_problems": [FLOAT64]},
+            {
+                "operators": used("a", Support.FAILS),
+                "dtype_problems": [DtypeProblem("weight", "float64", True, "Make it float32.")],
+            },
             "this step would stop on a Mac at a, weight (float64). See the last column of the table.",
         ),
         (
-            {"operators": [use_of(name, Support.FAILS) for name in "aabcde"]},
+            {"operators": used("aabcde", Support.FAILS)},
             "this step would stop on a Mac at a, b, c and 2 more. See the last column of the table.",
         ),
     ],

@@ -20,28 +20,16 @@ POSITIONS = 12
 
 
 def model_of(kind, **settings):
-    """Returns a model of 40 words and 12 positions."""
-    return tiny(kind, **{"vocab_size": 40, "max_position_embeddings": POSITIONS, "num_hidden_layers": 1, **settings})
+    """Returns a function that makes a model of 40 words and 12 positions."""
+    sizes = {"vocab_size": 40, "max_position_embeddings": POSITIONS, "num_hidden_layers": 1, **settings}
+    return lambda **more: tiny(kind, **{**sizes, **more})
 
 
-def bert(kind=BertForSequenceClassification, **settings):
-    return model_of(kind, **settings)
-
-
-def roberta():
-    return model_of("RobertaForSequenceClassification", max_position_embeddings=POSITIONS + 2, pad_token_id=1)
-
-
-def gpt2():
-    return model_of("GPT2LMHeadModel")
-
-
-def bart():
-    return model_of("BartForConditionalGeneration", pad_token_id=1)
-
-
-def vit():
-    return model_of("ViTForImageClassification", image_size=4, patch_size=2, num_labels=3)
+bert = model_of("BertForSequenceClassification")
+roberta = model_of("RobertaForSequenceClassification", max_position_embeddings=POSITIONS + 2, pad_token_id=1)
+gpt2 = model_of("GPT2LMHeadModel")
+bart = model_of("BartForConditionalGeneration", pad_token_id=1)
+vit = model_of("ViTForImageClassification", image_size=4, patch_size=2, num_labels=3)
 
 
 class Sentinel(BertForSequenceClassification):
@@ -60,14 +48,22 @@ MODELS = {
     "regression": (lambda: bert(num_labels=1), {"labels": "score"}),
     "token types": (bert, {**CLASSES, "token_type_ids": "types"}),
     "own positions": (bert, {**CLASSES, "position_ids": "positions"}),
-    "tokens": (lambda: bert("BertForTokenClassification", num_labels=3), {"labels": "classes"}),
-    "masked": (lambda: bert("BertForMaskedLM"), WORDS),
+    "tokens": (model_of("BertForTokenClassification", num_labels=3), {"labels": "classes"}),
+    "masked": (model_of("BertForMaskedLM"), WORDS),
     "roberta": (roberta, CLASSES),
     "gpt2": (gpt2, WORDS),
-    "llama": (lambda: model_of("LlamaForCausalLM"), WORDS),
+    "llama": (model_of("LlamaForCausalLM"), WORDS),
     "bart": (bart, WORDS),
-    "t5": (lambda: model_of("T5ForConditionalGeneration"), WORDS),
-    "sentinel": (lambda: bert(Sentinel), CLASSES),
+    "t5": (model_of("T5ForConditionalGeneration"), WORDS),
+    "sentinel": (model_of(Sentinel), CLASSES),
+}
+# For each kind of column, what its values are below, and values at the limits.
+LIMITS = {
+    "class": (2, [1, 2, 5, -1, -100]),
+    "classes": (3, [2, 3, -1, -100]),
+    "types": (2, [1, 2, -1]),
+    "positions": (POSITIONS, [POSITIONS - 1, POSITIONS, -1]),
+    "words": (40, [39, 40, -1, -200, -100]),
 }
 
 
@@ -84,24 +80,15 @@ def batches(draw, columns):
             made.view(-1)[draw(st.integers(0, made.numel() - 1))] = value
         return made
 
-    words = [39, 40, -1, -200]
-    batch = {"input_ids": column((rows, length), 40, words)}
+    batch = {"input_ids": column((rows, length), 40, [39, 40, -1, -200])}
     if draw(st.booleans()):
         batch["attention_mask"] = torch.ones(rows, length, dtype=torch.long)
     for name, kind in columns.items():
         if kind in ("many", "score"):
             shape = draw(st.sampled_from([(rows,), (rows, 3 if kind == "many" else 1)]))
             batch[name] = torch.zeros(shape, dtype=draw(st.sampled_from([torch.float32, torch.int64])))
-        elif kind == "class":
-            batch[name] = column((rows,), 2, [1, 2, 5, -1, -100])
-        elif kind == "classes":
-            batch[name] = column((rows, length), 3, [2, 3, -1, -100])
-        elif kind == "types":
-            batch[name] = column((rows, length), 2, [1, 2, -1])
-        elif kind == "positions":
-            batch[name] = column((rows, length), POSITIONS, [POSITIONS - 1, POSITIONS, -1])
         else:
-            batch[name] = column((rows, length), 40, [*words, -100])
+            batch[name] = column((rows,) if kind == "class" else (rows, length), *LIMITS[kind])
     return batch
 
 
@@ -153,41 +140,48 @@ def refusal(make_trainer, model, data, **settings):
     return str(caught.value)
 
 
-LABEL = (
-    "Row 6 of the training dataset has 5 in column 'labels', and BertForSequenceClassification has 2 classes, 0 to 1. "
-    "Number the classes from 0, or load the model with num_labels=6."
+TWO_CLASSES = "BertForSequenceClassification has 2 classes, 0 to 1. "
+TEXT, IMAGE = (
+    {"input_ids": [3] * 5, "token_type_ids": [0] * 5, "labels": 0},
+    {"pixel_values": torch.zeros(3, 4, 4), "labels": 0},
 )
+TEXTS = {"input_ids": [3] * 5, "labels": [3] * 5}
 
 
 @pytest.mark.every_device
-def test_a_label_outside_the_classes_is_named_with_row_column_and_limit(make_trainer):
-    data = rows(label=lambda row: 5 if row == 6 else 0)
-    assert refusal(make_trainer, bert(), data, per_device_train_batch_size=2, gradient_accumulation_steps=4) == LABEL
-
-
 @pytest.mark.parametrize(
-    ("make", "change", "says"),
+    ("make", "row", "change", "says"),
     [
-        (bert, {"labels": -1}, "has -1 in column 'labels', and BertForSequenceClassification has 2 classes, 0 to 1. "),
-        (bert, {"input_ids": [3, 3, 3, 3, 77]}, "has 77 at position 4 in column 'input_ids', and BertFor"),
-        (bert, {"token_type_ids": [0, 0, 2, 0, 0]}, "has 2 at position 2 in column 'token_type_ids', and BertFor"),
+        (bert, TEXT, {"labels": 5}, f"has 5 in column 'labels', and {TWO_CLASSES}Number the classes from 0, or load "),
+        (bert, TEXT, {"labels": -1}, f"has -1 in column 'labels', and {TWO_CLASSES}"),
+        (bert, TEXT, {"input_ids": [3, 3, 3, 3, 77]}, "has 77 at position 4 in column 'input_ids', and BertFor"),
+        (
+            bert,
+            TEXT,
+            {"token_type_ids": [0, 0, 2, 0, 0]},
+            "has 2 at position 2 in column 'token_type_ids', and BertFor",
+        ),
         (
             gpt2,
+            TEXTS,
             {"labels": [3, 3, 40, 3, 3]},
-            "has 40 at position 2 in column 'labels', and GPT2LMHeadModel has 40 tok",
+            "has 40 at position 2 in column 'labels', and GPT2LMHeadModel has 40",
         ),
-        (bart, {"labels": [3, 40, 3, 3, 3]}, "has 40 at position 1 in column 'labels', and BartForConditionalGener"),
-        (vit, {"labels": 3}, "has 3 in column 'labels', and ViTForImageClassification has 3 classes, 0 to 2. "),
+        (
+            bart,
+            TEXTS,
+            {"labels": [3, 40, 3, 3, 3]},
+            "has 40 at position 1 in column 'labels', and BartForConditionalGe",
+        ),
+        (vit, IMAGE, {"labels": 3}, "has 3 in column 'labels', and ViTForImageClassification has 3 classes, 0 to 2. "),
     ],
-    ids=["unlabelled", "token", "token type", "causal", "seq2seq", "image"],
+    ids=["class", "unlabelled", "token", "token type", "causal", "seq2seq", "image"],
 )
-def test_a_value_outside_a_table_is_named(make_trainer, make, change, says):
-    first = {"pixel_values": torch.zeros(3, 4, 4), "labels": 0} if make is vit else {"input_ids": [3] * 5}
-    labels = {} if make is vit else {"labels": 0 if make is bert else [3] * 5}
-    zeros = {name: [0] * 5 for name in change if name == "token_type_ids"}
-    data = [{**first, **labels, **zeros} for _ in range(8)]
-    data[5] |= change
-    assert refusal(make_trainer, make(), data).startswith(f"Row 5 of the training dataset {says}")
+def test_a_value_outside_a_table_is_named_with_row_column_and_limit(make_trainer, make, row, change, says):
+    data = [{**row, **change} if number == 5 else row for number in range(8)]
+    said = refusal(make_trainer, make(), data, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert said.startswith(f"Row 5 of the training dataset {says}")
+    assert said.endswith("num_labels=6.") == (change.get("labels") == 5)
 
 
 @pytest.mark.parametrize("make", [bert, roberta, gpt2, bart])
@@ -280,7 +274,7 @@ def test_labels_that_a_subclass_takes_for_something_else_are_left_alone(make_tra
 
 
 def test_a_model_that_replaces_ids_itself_is_asked_once():
-    model, batch = bert(Sentinel), {"input_ids": torch.full((2, 5), -200)}
+    model, batch = model_of(Sentinel)(), {"input_ids": torch.full((2, 5), -200)}
     check = BatchCheck(model)
     assert check.doubts(batch) == ["input_ids"]
     with check.watching(batch, str):
@@ -288,28 +282,17 @@ def test_a_model_that_replaces_ids_itself_is_asked_once():
     assert check.doubts(batch) == []
 
 
-def test_a_model_without_a_config_and_a_batch_on_the_device_are_left_alone(make_model):
+def test_what_it_cannot_judge_is_left_alone(make_model):
     check = BatchCheck(make_model())
-    assert check.doubts({"x": torch.zeros(2, 4), "labels": torch.tensor([7, -1])}) == []
+    assert check.doubts({"x": torch.zeros(2, 4), "labels": torch.tensor([7, -1])}) == []  # a model without a config
     assert BatchCheck(bert()).doubts({"input_ids": torch.full((2, 5), 99, device="meta")}) == []
-
-
-def test_an_error_of_another_kind_stays_what_it_is():
-    batch = {"input_ids": torch.full((2, POSITIONS + 4), 3)}
-    with pytest.raises(RuntimeError, match=r"^out of memory") as caught, BatchCheck(bert()).watching(batch, str):
+    too_long = {"input_ids": torch.full((2, POSITIONS + 4), 3)}
+    with pytest.raises(RuntimeError, match=r"^out of memory") as caught, BatchCheck(bert()).watching(too_long, str):
         raise RuntimeError("out of memory")
     assert not isinstance(caught.value, InvalidBatchError)
-
-
-def test_a_gather_with_arguments_by_name_is_left_alone():
-    """The labels exceed the classes, and the model maps them itself."""
-    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.long), "labels": torch.tensor([5, 0])}
+    # The labels exceed the classes, and the model maps them itself, by a gather with arguments by name.
+    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.uint16), "labels": torch.tensor([5, 0])}
     with BatchCheck(bert()).watching(batch, str):
         found = torch.gather(torch.eye(2), index=torch.zeros(2, 1, dtype=torch.long), dim=1)
+        assert batch["input_ids"].long().sum() == 0  # in a format that torch cannot compare
     assert found.tolist() == [[1], [0]]
-
-
-def test_formats_that_torch_cannot_compare_are_left_to_the_model():
-    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.uint16), "labels": torch.tensor([1, 0])}
-    with BatchCheck(bert()).watching(batch, str):
-        assert batch["input_ids"].long().sum() == 0

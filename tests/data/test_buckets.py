@@ -32,18 +32,15 @@ def test_no_other_multiples_of_eight_need_fewer_padded_tokens(count, seed):
     assert cost(fitted, lengths) == min(cost(other, lengths) for other in others)
 
 
-def test_buckets_are_no_more_than_the_lengths_need():
-    assert LengthBuckets.fitted([5, 6, 30, 31], 7).lengths == (8, 31)
-    assert LengthBuckets.fitted([16, 16], 7).lengths == (16,)
-    assert LengthBuckets.fitted([0], 7).lengths == (1,)
-
-
 def test_a_length_is_padded_to_the_next_bucket_or_beyond_the_last_to_a_multiple_of_eight():
     buckets = LengthBuckets((16, 24, 31))
     lengths = {1: 16, 16: 16, 17: 24, 25: 31, 31: 31, 32: 32, 33: 40, 48: 48}
     assert {length: buckets.length_for(length) for length in lengths} == lengths
     assert str(buckets) == "16, 24, 31"
     assert LengthBuckets((31,), exact=True).length_for(7) == 7
+    # no more buckets than the lengths need
+    fitted = {(5, 6, 30, 31): (8, 31), (16, 16): (16,), (0,): (1,)}
+    assert {lengths: LengthBuckets.fitted(list(lengths), 7).lengths for lengths in fitted} == fitted
 
 
 @pytest.mark.parametrize(
@@ -99,11 +96,14 @@ def test_shapes_are_the_same_in_every_epoch():
 
 def test_an_epoch_is_a_function_of_seed_and_epoch():
     def make(seed=3):
-        return BucketBatchSampler(draw(100), 8, seed=seed)
+        return BucketBatchSampler(draw(400), 8, seed=seed)
 
     sampler = make()
     first, second = list(sampler), list(sampler)
-    assert first != second
+    together = [{frozenset(batch) for batch in epoch} for epoch in (first, second)]
+    assert len(together[0] & together[1]) < 5  # examples change their company
+    buckets = [sampler.buckets.length_for(sampler.lengths[batch].max()) for batch in first]
+    assert buckets != sorted(buckets)  # and batches their order
     assert list(make(4)) == second  # seed + epoch
     again = make()
     before = torch.get_rng_state()
@@ -114,14 +114,6 @@ def test_an_epoch_is_a_function_of_seed_and_epoch():
     assert list(again) == first
 
 
-def test_examples_change_their_company_and_batches_their_order():
-    sampler = BucketBatchSampler(draw(400), 8)
-    first, second = ([frozenset(batch) for batch in sampler] for _ in range(2))
-    assert len(set(first) & set(second)) < 5
-    buckets = [sampler.buckets.length_for(sampler.lengths[list(batch)].max()) for batch in first]
-    assert buckets != sorted(buckets)
-
-
 def test_without_shuffling_batches_go_by_length_and_stay():
     sampler = BucketBatchSampler(draw(100), 8, shuffle=False)
     batches = list(sampler)
@@ -129,13 +121,9 @@ def test_without_shuffling_batches_go_by_length_and_stay():
     assert sampler.lengths[full].tolist() == sorted(sampler.lengths[full])
     assert list(sampler) == batches
     assert sampler.order().tolist() == [i for batch in batches for i in batch]
-
-
-def test_left_out_are_any_examples_or_without_shuffling_the_last():
     assert sorted(BucketBatchSampler(draw(20), 8, shuffle=False, drop_last=True).order()) == list(range(16))
-    sampler = BucketBatchSampler(draw(20), 8, drop_last=True)
-    left_out = {i for _ in range(40) for i in set(range(20)) - {i for batch in sampler for i in batch}}
-    assert left_out == set(range(20))
+    sampler = BucketBatchSampler(draw(20), 8, drop_last=True)  # which leaves out any examples
+    assert {i for _ in range(40) for i in set(range(20)) - {i for batch in sampler for i in batch}} == set(range(20))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -13,31 +13,24 @@ from tests.conftest import Classifier, examples
 
 @pytest.fixture
 def table():
-    rows = examples(8)
-    return datasets.Dataset.from_dict(
-        {
-            "x": [row["x"].tolist() for row in rows],
-            "label": [row["labels"] for row in rows],
-            "idx": list(range(8)),
-            "sentence": ["text"] * 8,
-        }
-    )
+    rows = [{"x": row["x"].tolist(), "label": row["labels"], "idx": 1, "sentence": "text"} for row in examples(8)]
+    return datasets.Dataset.from_list(rows)
 
 
-def test_table_loses_the_columns_that_forward_does_not_take(make_trainer, table):
-    batch = next(iter(make_trainer({"train_dataset": table}).get_train_dataloader()))
-    assert set(batch) == {"x", "labels"}
-
-
-def test_items_lose_the_keys_that_forward_does_not_take(make_trainer):
-    rows = [{**row, "idx": 1} for row in examples(8)]
-    assert set(next(iter(make_trainer({"train_dataset": rows}).get_train_dataloader()))) == {"x", "labels"}
-
-
-def test_columns_stay_if_the_arguments_say_so(make_trainer):
-    rows = [{**row, "idx": 1} for row in examples(8)]
-    trainer = make_trainer({"train_dataset": rows}, remove_unused_columns=False)
-    assert set(next(iter(trainer.get_train_dataloader()))) == {"x", "labels", "idx"}
+@pytest.mark.parametrize(
+    ("kind", "remove", "left"),
+    [
+        ("table", True, {"x", "labels"}),
+        ("list", True, {"x", "labels"}),
+        ("list", False, {"x", "labels", "idx"}),
+    ],
+)
+def test_columns_that_forward_does_not_take_are_lost_unless_the_arguments_say_so(
+    make_trainer, table, kind, remove, left
+):
+    rows = table if kind == "table" else [{**row, "idx": 1} for row in examples(8)]
+    trainer = make_trainer({"train_dataset": rows}, remove_unused_columns=remove)
+    assert set(next(iter(trainer.get_train_dataloader()))) == left
 
 
 def test_table_without_a_column_for_the_model_is_refused_with_both_lists(make_trainer, table):

@@ -39,24 +39,15 @@ def unreadable(row):
         raise LookupError("no file for this row")
 
 
-def killed(row):
-    if row == 17 and torch.utils.data.get_worker_info() is not None:
-        os.kill(os.getpid(), signal.SIGKILL)
+def in_worker(act):
+    """Returns a function that acts in the worker that reads row 17."""
+    return lambda row: act() if row == 17 and torch.utils.data.get_worker_info() is not None else None
 
 
-def alarmed(row):
-    if row == 17 and torch.utils.data.get_worker_info() is not None:
-        os.kill(os.getpid(), 40)  # a real-time signal, which has no name
-
-
-def leaving(row):
-    if row == 17 and torch.utils.data.get_worker_info() is not None:
-        os._exit(3)
-
-
-def batch_of(trainer, row=17):
-    """The rows that are loaded together with `row` in the first epoch."""
-    return next(list(batch) for batch in trainer.get_train_dataloader().batch_sampler if row in batch)
+def rows_with(trainer, row=17):
+    """The rows that are loaded together with `row` in the first epoch, as they are named."""
+    batches = trainer.get_train_dataloader().batch_sampler
+    return ", ".join(map(str, next(batch for batch in batches if row in batch)))
 
 
 def fault(trainer, kind, **kwargs):
@@ -89,24 +80,26 @@ def impatient(monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_row_that_cannot_be_read_is_named_and_the_run_can_go_on(make_trainer, tmp_path, workers):
     settings = {**SAVING, "dataloader_num_workers": workers}
-    trainer = make_trainer({"train_dataset": Rows(unreadable)}, output_dir=str(tmp_path / "run"), **settings)
-    rows = batch_of(trainer)
+    trainer = make_trainer({"train_dataset": Rows(unreadable)}, **settings)
+    rows = rows_with(trainer)
     error, explanation = fault(trainer, LookupError)
     assert type(error) is LookupError
     assert explanation.startswith("Row 17 of the dataset cannot be read. ")
     assert "no file for this row" in str(error)
-    assert f"a batch of rows {', '.join(map(str, rows))}." in explanation
-    mended = make_trainer({"train_dataset": Rows()}, output_dir=str(tmp_path / "run"), **settings)
-    mended.train(resume_from_checkpoint=True)
-    whole = make_trainer({"train_dataset": Rows()}, output_dir=str(tmp_path / "whole"), **settings)
-    whole.train()
-    assert_same_weights(weights(mended.model), weights(whole.model))
-
-
-def with_row(**changes):
-    rows = examples(40)
-    rows[17] = {name: value for name, value in {**rows[17], **changes}.items() if value is not ...}
-    return rows
+    assert f"a batch of rows {rows}." in explanation
+    found = []
+    for out in ("run", "whole"):
+        mended = make_trainer({"train_dataset": Rows()}, output_dir=str(tmp_path / out), **settings)
+        mended.train(resume_from_checkpoint=out == "run")
+        found.append(weights(mended.model))
+    assert_same_weights(*found)
+    trainer = make_trainer({"train_dataset": Rows(unreadable), "eval_dataset": Rows(unreadable)}, max_steps=5)
+    for run in (trainer.train, trainer.evaluate):  # the checkpoints in the folder are of another run
+        with pytest.raises(LookupError) as caught:
+            run()
+        explanation = explanation_of(caught.value)
+        assert explanation.startswith("Row 17 of the dataset cannot be read. ")
+        assert explanation.endswith("Fix that row or leave it out.")  # there is no run to resume
 
 
 @pytest.mark.parametrize(
@@ -120,25 +113,18 @@ def with_row(**changes):
     ids=str,
 )
 def test_a_row_that_does_not_fit_the_others_is_named_with_its_column(make_trainer, changes, at_fault):
-    trainer = make_trainer({"train_dataset": with_row(**changes)}, max_steps=5)
+    rows = examples(40)
+    rows[17] = {name: value for name, value in {**rows[17], **changes}.items() if value is not ...}
+    trainer = make_trainer({"train_dataset": rows}, max_steps=5)
     _, explanation = fault(trainer, Exception)
-    rows = ", ".join(map(str, batch_of(trainer)))
-    assert explanation.startswith(f"A batch could not be made from rows {rows} of the dataset because of {at_fault}. ")
+    said = f"A batch could not be made from rows {rows_with(trainer)} of the dataset because of {at_fault}. "
+    assert explanation.startswith(said)
 
 
 def test_a_column_that_no_row_can_have_is_named_without_a_row(make_trainer):
     rows = Dataset.from_list([{"x": [float(i)] * 4, "labels": [0] * (i % 3 + 1)} for i in range(40)])
     _, explanation = fault(make_trainer({"train_dataset": rows}, max_steps=2), ValueError)
     assert "of the dataset because of column 'labels' (a list of" in explanation
-
-
-def test_checkpoints_of_an_earlier_run_are_no_place_to_resume_from(make_trainer):
-    make_trainer(**{**SAVING, "max_steps": 1}).train()
-    trainer = make_trainer({"train_dataset": Rows(unreadable)}, max_steps=5)
-    assert "checkpoint-1" in os.listdir(trainer.args.output_dir)
-    with pytest.raises(LookupError) as caught:
-        trainer.train()
-    assert "resume" not in explanation_of(caught.value)
 
 
 @pytest.mark.parametrize("kind", [list, Dataset.from_list], ids=["list", "table"])
@@ -186,41 +172,28 @@ def test_a_stream_is_told_by_its_batch(make_trainer):
     assert explanation.startswith("Batch 2 of the epoch, counted from 0, could not be made from the stream Stream.")
 
 
-def test_an_evaluation_names_its_rows_as_well(make_trainer):
-    trainer = make_trainer({"eval_dataset": Rows(unreadable)})
-    with pytest.raises(LookupError) as caught:
-        trainer.evaluate()
-    explanation = explanation_of(caught.value)
-    assert explanation.startswith("Row 17 of the dataset cannot be read. ")
-    assert explanation.endswith("Fix that row or leave it out.")  # there is no run to resume
-
-
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("fails", "how", "remedy"),
+    ("ends", "how", "remedy"),
     [
-        (killed, "was ended by SIGKILL: the system ends", "use fewer workers"),
-        (alarmed, "was ended by signal 40", "use fewer workers"),
-        (leaving, "ended with exit status 3", "read the error that it printed above"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was ended by SIGKILL: the system ends", "use fewer workers"),
+        # a real-time signal, which has no name
+        (lambda: os.kill(os.getpid(), 40), "was ended by signal 40", "use fewer workers"),
+        (lambda: os._exit(3), "ended with exit status 3", "read the error that it printed above"),
     ],
     ids=["killed", "alarmed", "leaving"],
 )
-def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, fails, how, remedy):
+def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, ends, how, remedy):
     settings = {**SAVING, "dataloader_num_workers": 1}
-    trainer = make_trainer({"train_dataset": Rows(fails)}, **settings)
+    trainer = make_trainer({"train_dataset": Rows(in_worker(ends))}, **settings)
     _, explanation = fault(trainer, (RuntimeError, OSError, EOFError))
     assert explanation.startswith("A worker of the DataLoader is gone: worker ")
-    assert " worker 0 of 1 (process " in explanation
-    assert how in explanation
-    assert remedy in explanation
-    assert "dataloader_num_workers=0" in explanation
+    for said in (" worker 0 of 1 (process ", how, remedy, "dataloader_num_workers=0"):
+        assert said in explanation
+    assert why_worker_died(RuntimeError("out of memory"), None) is None
     mended = make_trainer({"train_dataset": Rows()}, **{**SAVING, "dataloader_num_workers": 0})
     begun = bool(os.listdir(mended.args.output_dir))
     assert mended.train(resume_from_checkpoint=begun or None).global_step == 5
-
-
-def test_other_errors_are_of_no_worker():
-    assert why_worker_died(RuntimeError("out of memory"), None) is None
 
 
 def test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained(make_trainer, monkeypatch):
@@ -256,21 +229,15 @@ def test_workers_that_need_more_files_than_may_be_open_are_explained(make_traine
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
-    monkeypatch.setattr(EpochLoader, "iterate_once", begin)
-    explanation = fault(trainer, OSError)[1]
-    assert explanation.startswith("Too many files are open: this process may open ")
-    assert "and 32 workers need more" in explanation
-    assert "`ulimit -n 4096`" in explanation
-    assert "\n" not in explanation
-
-
-def test_workers_whose_batches_need_more_files_than_may_be_open_are_explained(make_trainer):
-    """torch says so as a RuntimeError of its own; no row is to blame, and none is loaded again."""
-    trainer = make_trainer(dataloader_num_workers=2)
+    # torch says so as a RuntimeError of its own when the batches do; no row is to blame, and none is loaded again
     error = RuntimeError("Too many open files. Communication with the workers is no longer possible.")
     explain_loading(error, trainer.get_train_dataloader(), None)
-    assert explanation_of(error).startswith("Too many files are open: this process may open ")
-    assert "and 2 workers need more" in explanation_of(error)
+    monkeypatch.setattr(EpochLoader, "iterate_once", begin)
+    for explanation in (explanation_of(error), fault(trainer, OSError)[1]):
+        assert explanation.startswith("Too many files are open: this process may open ")
+        assert "and 32 workers need more" in explanation
+        assert "`ulimit -n 4096`" in explanation
+        assert "\n" not in explanation
 
 
 def test_a_spawned_process_that_imports_a_script_does_not_train(make_trainer, monkeypatch):

@@ -43,16 +43,7 @@ def lists(batches) -> list:
     return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
 
 
-def test_pass_says_when_its_last_batch_was_given():
-    loader = prepare_loader(DataLoader(Counted(), 4))
-    ends = []
-    for _ in loader:
-        ends.append(loader.end_of_dataloader)
-    assert ends == [False, False, True]
-    assert loader.iteration == 1
-
-
-def test_prepared_loader_keeps_what_it_was_made_with():
+def test_prepared_loader_keeps_what_it_was_made_with_and_says_when_its_last_batch_was_given():
     loader = prepare_loader(
         DataLoader(Counted(), 3, sampler=RandomSampler(Counted()), drop_last=True, collate_fn=list)
     )
@@ -60,6 +51,12 @@ def test_prepared_loader_keeps_what_it_was_made_with():
     assert (loader.batch_size, loader.drop_last, loader.collate_fn, len(loader)) == (3, True, list, 3)
     assert prepare_loader(loader) is loader
     assert prepare_loader([1, 2]) == [1, 2]
+    assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
+    assert loader.iteration == 1
+    assert length_of(DataLoader(Stream(), 3)) is None
+    assert length_of([1, 2]) == 2
+    assert num_examples([1, 2], 8) == 16
+    assert num_examples(loader, 8) == 10
 
 
 @pytest.mark.parametrize(
@@ -86,16 +83,6 @@ def test_epoch_begun_in_the_middle_has_the_rest_of_its_batches(make):
         rest, reached = run(skip)
         assert rest == whole[skip:]
         assert reached == [True]
-
-
-def test_batches_left_out_are_not_loaded():
     data = Counted()
     lists(epoch_batches(prepare_loader(DataLoader(data, 2)), 0, skip=3))
-    assert data.loaded == [6, 7, 8, 9]
-
-
-def test_length_and_examples_of_what_does_not_know_its_own():
-    assert length_of(DataLoader(Stream(), 3)) is None
-    assert length_of([1, 2]) == 2
-    assert num_examples([1, 2], 8) == 16
-    assert num_examples(DataLoader(Counted(), 3), 8) == 10
+    assert data.loaded == [6, 7, 8, 9]  # those left out are not loaded

@@ -58,15 +58,11 @@ def test_an_evaluation_has_the_batches_of_one_process_in_turn(count, size, batch
 
 
 @given(**sizes)
-def test_whole_batches_are_divided_evenly(count, size, batch_size):
+def test_whole_batches_are_divided_evenly_and_the_end_of_an_epoch_can_be_left_out(count, size, batch_size):
     shared = list(zip(*shares(count, size, batch_size, whole=True), strict=True))
     joined = [[example for batch in batches for example in batch] for batches in shared]
     assert joined == list(BatchSampler(range(count), batch_size, False))
     assert all(max(map(len, batches)) - min(map(len, batches)) <= 1 for batches in shared)
-
-
-@given(**sizes)
-def test_the_end_of_an_epoch_can_be_left_out(count, size, batch_size):
     batches = shares(count, size, batch_size, drop_last=True)
     assert {len(each) for each in batches} == {-(-count // batch_size) // size}
 
@@ -105,18 +101,11 @@ def test_processes_draw_one_order_and_name_the_rows_of_their_own_batches():
     data, seen = list(range(23)), []
     for rank in (0, 1):
         loader = of_two(DataLoader(data, batch_size=3, sampler=RandomSampler(data)), rank, seedable=False, data_seed=5)
+        assert of_two(loader, rank) is loader
+        assert loader.total_batch_size == 6
         batches = [batch.tolist() for batch in loader]
         assert [rows_of_batches(loader, 0, number) for number in range(len(batches))] == batches
         seen += [example for batch in batches for example in batch]
     assert sorted(seen) == data
-
-
-def test_a_loader_is_distributed_once():
-    loader = of_two(DataLoader(range(8), batch_size=2), 1)
-    assert of_two(loader, 1) is loader
-    assert loader.total_batch_size == 4
-
-
-def test_batches_that_the_dataset_makes_are_refused():
     with pytest.raises(MisconfigurationException, match="batch_size=None"):
         of_two(DataLoader([[1, 2], [3, 4]], batch_size=None), 0)

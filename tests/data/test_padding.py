@@ -36,10 +36,6 @@ def rows(lengths=LENGTHS, **more):
     ]
 
 
-def only(examples, *names):
-    return [{name: example[name] for name in names} for example in examples]
-
-
 def assert_same(batch, expected):
     assert type(batch) is type(expected)
     assert list(batch) == list(expected)
@@ -70,17 +66,12 @@ def test_batch_is_the_tokenizers_own_bit_for_bit(tokenizer, examples, side):
         assert_same(PadToBucket(collator, BUCKETS)(examples), expected)
 
 
-def test_multiple_of_the_collator_is_kept(tokenizer):
-    collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)
-    assert PadToBucket(collator, BUCKETS)(rows())["input_ids"].shape == (4, 16)
-
-
-def test_collator_that_pads_to_a_length_of_its_own_keeps_it(tokenizer):
-    collator = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=24)
-    assert PadToBucket(collator, BUCKETS)(rows())["input_ids"].shape == (4, 24)
-
-
-def test_examples_without_tokens_are_refused_by_the_tokenizer(tokenizer):
+@pytest.mark.parametrize(
+    ("settings", "length"), [({"pad_to_multiple_of": 16}, 16), ({"padding": "max_length", "max_length": 24}, 24)]
+)
+def test_what_the_collator_pads_to_is_kept(tokenizer, settings, length):
+    collator = DataCollatorWithPadding(tokenizer, **settings)
+    assert PadToBucket(collator, BUCKETS)(rows())["input_ids"].shape == (4, length)
     with pytest.raises(ValueError, match="input_ids"):
         PadToBucket(tokenizer, BUCKETS)([{"x": 1}])
 
@@ -132,20 +123,21 @@ def test_what_is_not_as_long_as_the_tokens_stays(tokenizer):
 
 
 IDS = torch.ones(2, 9, dtype=torch.long)
-UNPADDABLE = {
-    "no mask": {"input_ids": IDS},
-    "no ids": {"attention_mask": IDS},
-    "several texts for each example": {"input_ids": IDS.expand(2, 2, 9), "attention_mask": IDS.expand(2, 2, 9)},
-    "mask of pairs of tokens": {"input_ids": IDS, "attention_mask": torch.ones(2, 1, 9, 9)},
-}
 
 
-@pytest.mark.parametrize("batch", UNPADDABLE.values(), ids=UNPADDABLE.keys())
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"input_ids": IDS},
+        {"attention_mask": IDS},
+        # several texts for each example
+        {"input_ids": IDS.expand(2, 2, 9), "attention_mask": IDS.expand(2, 2, 9)},
+        # a mask of pairs of tokens
+        {"input_ids": IDS, "attention_mask": torch.ones(2, 1, 9, 9)},
+    ],
+)
 def test_batch_whose_padding_could_not_be_told_stays(tokenizer, batch):
     assert_same(PadToBucket(stacked(batch), LengthBuckets((16,)), tokenizer)([]), batch)
-
-
-def test_batch_without_names_stays():
     assert PadToBucket(list, BUCKETS)([1, 2]) == [1, 2]
 
 

@@ -25,13 +25,10 @@ def test_an_empty_dataset_and_one_without_length_are_not_shuffled(make_args):
     assert order(make_args(), iter(ROWS)) is None
 
 
-def test_groups_of_several_processes_follow_a_seed(make_args):
+def test_groups_of_several_processes_follow_a_seed_and_rebalanced_batches_are_refused(make_args):
     args = make_args(train_sampling_strategy="group_by_length", data_seed=5)
     assert isinstance(order(args), SeededSampler)
     assert not isinstance(order(args, processes=Processes()), SeededSampler)
-
-
-def test_rebalanced_batches_of_several_processes_are_refused(make_args):
     with pytest.raises(MisconfigurationException, match="works only in one process, and there are 2"):
         order(make_args(train_sampling_strategy="batch_rebalance"))
 
@@ -70,20 +67,13 @@ def test_a_column_of_lists_is_measured_in_any_format(form):
     assert lengths_in_column(chosen, "input_ids") == [LENGTHS[i] for i in (5, 3, 3, 9)]
 
 
-@pytest.mark.parametrize("data", [TABLE, datasets.Dataset.from_list(TABLE)], ids=["list", "table"])
-def test_examples_are_measured(data):
-    assert lengths_of(data, "length", None) == LENGTHS
-
-
-def test_examples_that_a_function_makes_are_measured_one_by_one():
-    table = datasets.Dataset.from_list(TABLE)
-    table.set_transform(lambda rows: {"input_ids": [[1, 2, 3] for _ in rows["input_ids"]]})
-    assert lengths_in_column(table, "input_ids") is None
-    assert lengths_of(table, "length", None) == [3] * 40
-
-
-def test_a_column_of_text_is_measured_one_by_one():
+def test_examples_of_no_column_of_lists_are_measured_one_by_one():
     class Reader:
         model_input_names = ("text",)
 
+    table = datasets.Dataset.from_list(TABLE)
+    assert lengths_of(table, "length", None) == lengths_of(TABLE, "length", None) == LENGTHS
+    table.set_transform(lambda rows: {"input_ids": [[1, 2, 3] for _ in rows["input_ids"]]})
+    assert lengths_in_column(table, "input_ids") is None
+    assert lengths_of(table, "length", None) == [3] * 40
     assert lengths_of(datasets.Dataset.from_dict({"text": ["a", "bcd"]}), "length", Reader()) == [1, 3]

@@ -31,68 +31,51 @@ def test_every_tensor_moves_and_containers_keep_their_type(container):
         assert str(moved).count("meta") == str(batch).count("tensor")
 
 
-def test_other_values_stay():
-    assert to_device({"n": 3, "name": "x", "none": None}, META) == {"n": 3, "name": "x", "none": None}
-
-
 # In one copy, on a device that counts them
 
 
-def batch():
-    return {
+@pytest.fixture
+def move(mps):
+    return BatchTransfer(torch.device("mps"))
+
+
+def test_a_batch_is_one_copy_and_arrives_whole(mps, move):
+    there = torch.ones(2, device="mps")
+    given = {
         "input_ids": torch.arange(12).reshape(3, 4),
         "flags": torch.tensor([True, False, True]),
         "half": torch.arange(5, dtype=torch.float16),
-        "nested": {"byte": torch.tensor([1, 2, 3], dtype=torch.uint8), "list": [torch.tensor(2.5), "word"]},
-        "across": torch.arange(6.0).reshape(2, 3).T,
+        "byte": torch.tensor([1, 2, 3], dtype=torch.uint8),
         "empty": torch.empty(0, 3),
+        "nested": {"list": [torch.tensor(2.5), "word"]},
+        "there": there,
         "number": 3,
+        "none": None,
     }
-
-
-def copies(mps, move):
     before = mps.counters()["host_to_device"]
-    result = move()
-    return result, mps.counters()["host_to_device"] - before
-
-
-def test_a_batch_is_one_copy_and_arrives_whole(mps):
-    given = batch()
-    del given["across"]  # not in one piece, so by itself
-    moved, number = copies(mps, lambda: BatchTransfer(torch.device("mps"))(given))
-    assert number == 1
-    for name in ("input_ids", "flags", "half", "empty"):
-        assert moved[name].device.type == "mps"
-        assert moved[name].dtype == given[name].dtype
+    moved = move(given)
+    assert mps.counters()["host_to_device"] == before + 1
+    for name in ("input_ids", "flags", "half", "byte", "empty"):
+        assert (moved[name].device.type, moved[name].dtype) == ("mps", given[name].dtype)
         assert torch.equal(moved[name].cpu(), given[name])
-    assert torch.equal(moved["nested"]["byte"].cpu(), given["nested"]["byte"])
+    assert moved["there"] is there
     assert moved["nested"]["list"][0].item() == 2.5
-    assert moved["nested"]["list"][1] == "word"
-    assert moved["number"] == 3
+    assert (moved["nested"]["list"][1], moved["number"], moved["none"]) == ("word", 3, None)
+    across = torch.arange(6.0).reshape(2, 3).T  # not in one piece, so by itself
+    moved = move({**given, "across": across})["across"]
+    assert (moved.stride(), moved.cpu().tolist()) == ((1, 3), across.tolist())
 
 
-def test_strides_survive(mps):
-    moved = BatchTransfer(torch.device("mps"))(batch())["across"]
-    assert (moved.stride(), moved.cpu().tolist()) == ((1, 3), batch()["across"].tolist())
-
-
-def test_float64_arrives_as_float32_on_mps_alone(mps):
+def test_float64_arrives_as_float32_on_mps_alone(move):
     assert to_device(torch.ones(1, dtype=torch.float64), torch.device("cpu")).dtype == torch.float64
-    moved = BatchTransfer(torch.device("mps"))({"a": torch.tensor([0.5], dtype=torch.float64), "b": torch.ones(1)})
+    moved = move({"a": torch.tensor([0.5], dtype=torch.float64), "b": torch.ones(1)})
     assert moved["a"].dtype == torch.float32
     assert moved["a"].item() == 0.5
 
 
-def test_what_is_on_the_device_stays_where_it_is(mps):
-    there = torch.ones(2, device="mps")
-    moved, number = copies(mps, lambda: BatchTransfer(torch.device("mps"))({"a": there, "b": torch.ones(2)}))
-    assert moved["a"] is there
-    assert number == 1
-
-
-def test_a_change_of_one_part_in_place_is_no_change_of_another(mps):
+def test_a_change_of_one_part_in_place_is_no_change_of_another(move):
     """The parts share a buffer, so autograd could take the change of one for a change of the other, and refuse."""
-    moved = BatchTransfer(torch.device("mps"))({"x": torch.ones(2), "labels": torch.zeros(2)})
+    moved = move({"x": torch.ones(2), "labels": torch.zeros(2)})
     weight = torch.ones(2, device="mps", requires_grad=True)
     loss = (weight * moved["x"]).sum()
     moved["labels"].fill_(-100)
@@ -100,8 +83,7 @@ def test_a_change_of_one_part_in_place_is_no_change_of_another(mps):
     assert weight.grad.cpu().tolist() == [1.0, 1.0]
 
 
-def test_large_batches_do_not_wait_for_the_device(mps):
-    move = BatchTransfer(torch.device("mps"))
+def test_large_batches_do_not_wait_for_the_device(mps, move):
     for _ in range(5):
         move({"a": torch.ones(2**20, 2)})  # 8 MiB
     assert mps.counters()["blocking_reads"] == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import json
 import pickle
 import sys
 import types
@@ -16,9 +15,7 @@ from mps_trainer.devices import (
     ACCELERATORS,
     CPUAccelerator,
     CUDAAccelerator,
-    DeviceRequest,
     XPUAccelerator,
-    resolve,
 )
 from tests.devices.machines import CUDA_1, MACHINES, XPU_2, mac, pc
 
@@ -83,16 +80,6 @@ def test_the_memory_figures_of_mps_are_those_of_torch(monkeypatch):
     assert [stats[name] for name in figures] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("machine", "name"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda:0"), ("linux", "cpu")])
-def test_a_decision_gives_a_torch_device_and_json(machine, name):
-    decision = resolve(DeviceRequest(), MACHINES[machine])
-    assert decision.device == torch.device(name)
-    data = json.loads(json.dumps(decision.to_dict()))
-    assert data["device"] == name
-    assert data["type"] == decision.type
-    assert [other["name"] for other in data["rejected"]] == [other.name for other in decision.rejected]
-
-
 def test_the_error_survives_a_process_boundary():
     error = DeviceUnavailableError("message", "cause", "remedy")
     copy = pickle.loads(pickle.dumps(error))
@@ -116,30 +103,18 @@ def test_an_object_passes_for_lightnings_own_once_lightning_is_loaded(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("kind", "facts", "formats"),
+    ("kind", "facts", "formats", "scales", "divides"),
     [
-        (MPSAccelerator, mac("14.0", "2.9.0"), ("fp32", "fp16", "bf16")),
-        (MPSAccelerator, mac("13.6", "2.8.0"), ("fp32", "fp16")),
-        (MPSAccelerator, MACHINES["linux_simulated_mps"], ("fp32", "fp16", "bf16")),
-        (CUDAAccelerator, pc(**CUDA_1), ("fp32", "fp16", "bf16", "fp64")),
-        (XPUAccelerator, pc(**XPU_2), ("fp32", "fp16", "bf16")),
-        (CPUAccelerator, pc(), ("fp32", "fp16", "bf16", "fp64")),
+        (MPSAccelerator, mac("14.0", "2.7.1"), ("fp32", "fp16", "bf16"), False, False),
+        (MPSAccelerator, mac("13.6", "2.8.0"), ("fp32", "fp16"), True, False),
+        (MPSAccelerator, mac("14.0", "2.13.0"), ("fp32", "fp16", "bf16"), True, True),
+        (MPSAccelerator, MACHINES["linux_simulated_mps"], ("fp32", "fp16", "bf16"), True, False),
+        (CUDAAccelerator, pc("2.6.0", **CUDA_1), ("fp32", "fp16", "bf16", "fp64"), True, True),
+        (XPUAccelerator, pc("2.13.0", **XPU_2), ("fp32", "fp16", "bf16"), True, False),
+        (CPUAccelerator, pc(), ("fp32", "fp16", "bf16", "fp64"), True, True),
     ],
 )
-def test_precisions_depend_on_device_and_system(kind, facts, formats):
+def test_precisions_depend_on_device_and_system_and_scaling_on_torch(kind, facts, formats, scales, divides):
     assert kind.precisions(facts) == formats
-
-
-@pytest.mark.parametrize(
-    ("kind", "torch_version", "scales", "divides"),
-    [
-        (MPSAccelerator, "2.7.1", False, False),
-        (MPSAccelerator, "2.8.0", True, False),
-        (MPSAccelerator, "2.13.0", True, True),
-        (CUDAAccelerator, "2.6.0", True, True),
-        (XPUAccelerator, "2.13.0", True, False),
-    ],
-)
-def test_gradient_scaling_depends_on_device_and_torch(kind, torch_version, scales, divides):
-    assert kind.scales_gradients(torch_version) is scales
-    assert kind.divides_gradients(torch_version) is divides
+    assert kind.scales_gradients(facts.torch_version) is scales
+    assert kind.divides_gradients(facts.torch_version) is divides

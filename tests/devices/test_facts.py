@@ -1,16 +1,22 @@
-"""Gathering facts: here for real, elsewhere with injected answers."""
+"""Gathering facts: here for real, elsewhere with injected answers. A report asks for more of them than a run."""
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
+import platform
 import subprocess
 import sys
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from mps_trainer import MisconfigurationException, gather_facts
-from mps_trainer.devices.facts import macos_version, parse_version
-from mps_trainer.devices.probes import Probes
+from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
+from mps_trainer.devices.facts import PACKAGES, gather_all_facts, macos_version, parse_version
+from mps_trainer.devices.probes import Probes, _mlx_backends, sysctl_int, sysctl_text, unreadable_switch
 from tests import HUNG_AFTER
 from tests.devices.machines import OUT_OF_MEMORY
 
@@ -24,7 +30,7 @@ def fake_torch(version="2.9.0", built=True, available=True, failure=None, cuda=N
             raise RuntimeError(failure)
         return SimpleNamespace(item=lambda: 1.0)
 
-    torch = SimpleNamespace(
+    found = SimpleNamespace(
         __version__=version,
         ones=ones,
         version=SimpleNamespace(cuda=cuda),
@@ -32,35 +38,35 @@ def fake_torch(version="2.9.0", built=True, available=True, failure=None, cuda=N
         cuda=SimpleNamespace(device_count=lambda: cuda_count),
     )
     if xpu_count is not None:
-        torch.xpu = SimpleNamespace(_is_compiled=lambda: True, device_count=lambda: xpu_count)
-    return torch
+        found.xpu = SimpleNamespace(_is_compiled=lambda: True, device_count=lambda: xpu_count)
+    return found
 
 
-def mac_probes(sysctls=None, **changes):
+def mac_probes(sysctls=None, torch=None, **changes):
     answers = {
         "system": lambda: "Darwin",
         "machine": lambda: "arm64",
         "release": lambda: "23.5.0",
         "mac_version": lambda: "14.5",
         "sysctl": {"kern.hv_vmm_present": 0, **(sysctls or {})}.get,
-        "import_torch": fake_torch,
+        "import_torch": lambda: fake_torch(**(torch or {})),
         "fallback_when_torch_loaded": lambda: False,
     }
     return Probes(**{**answers, **changes})
 
 
+def linux_probes(**torch):
+    return mac_probes(torch={"built": False, "available": False, **torch}, system=lambda: "Linux")
+
+
 def raising(error):
-    def probe():
+    def probe(*args, **settings):
         raise error
 
     return probe
 
 
 def test_the_facts_of_this_machine():
-    import platform
-
-    import torch
-
     facts = gather_facts()
     assert facts.system == platform.system()
     assert facts.machine == platform.machine()
@@ -73,84 +79,82 @@ def test_the_facts_of_this_machine():
     assert facts.mps_allocation_ok == (facts.mps_available and facts.mps_allocation_error is None)
 
 
+TORCHRUN = {
+    "world_size": 4, "rank": 3, "local_rank": 1, "local_world_size": 2, "master_addr": "10.0.0.1", "master_port": 29500
+}  # fmt: skip
+SWITCHES = {"PYTORCH_ENABLE_MPS_FALLBACK": "1", "ACCELERATE_USE_CPU": "true"}
+NO_CUDA, NO_XPU = {"cuda_built": False, "cuda_count": 0}, {"xpu_built": False, "xpu_count": 0}
+# What is asked, the environment, and some of the facts.
+GATHERED = {
+    "a native Mac": (
+        mac_probes(),
+        {},
+        {
+            **{
+                "system": "Darwin",
+                "os_version": "14.5",
+                "machine": "arm64",
+                "rosetta": False,
+                "virtual_machine": False,
+            },
+            **{"mps_built": True, "mps_available": True, "mps_allocation_ok": True, "world_size": None},
+        },
+    ),
+    "Rosetta": (mac_probes({"sysctl.proc_translated": 1}, machine=lambda: "x86_64"), {}, {"rosetta": True}),
+    "an Intel Mac": (mac_probes(machine=lambda: "x86_64"), {}, {"rosetta": False}),
+    "mps that is not reported": (
+        mac_probes(torch={"available": False, "failure": "must not be called"}),
+        {},
+        {"mps_available": False, "mps_allocation_ok": False, "mps_allocation_error": None},
+    ),
+    "CUDA": (linux_probes(cuda="12.8", cuda_count=8), {}, {"cuda_built": True, "cuda_count": 8, **NO_XPU}),
+    "XPU": (linux_probes(xpu_count=2), {}, {"xpu_built": True, "xpu_count": 2, **NO_CUDA}),
+    "torchrun": (mac_probes(), {name.upper(): str(value) for name, value in TORCHRUN.items()}, TORCHRUN),
+    "only variables that matter": (
+        mac_probes(),
+        {**SWITCHES, "HF_TOKEN": "secret", "HOME": "/root"},
+        {"environment": SWITCHES, "fallback_set_too_late": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GATHERED)
+def test_facts_are_those_of_the_probes(case):
+    probes, environ, expected = GATHERED[case]
+    facts = gather_facts(probes, environ)
+    assert {name: getattr(facts, name) for name in expected} == expected
+
+
 @pytest.mark.parametrize(("vendors", "count"), [([], 0), (["0x10de", "0x1002"], 0), (["0x8086", "0x10de"], 1)])
 def test_linux_lists_its_intel_gpus(tmp_path, vendors, count):
-    for number, vendor in enumerate(vendors):
-        card = tmp_path / f"card{number}" / "device"
-        card.mkdir(parents=True)
-        (card / "vendor").write_text(f"{vendor}\n")
-        (tmp_path / f"card{number}-DP-1").mkdir()
-    (tmp_path / "renderD128" / "device").mkdir(parents=True)
-    (tmp_path / "renderD128" / "device" / "vendor").write_text("0x8086\n")
+    cards = {f"card{number}": vendor for number, vendor in enumerate(vendors)}
+    for card, vendor in {**cards, "renderD128": "0x8086"}.items():
+        (tmp_path / card / "device").mkdir(parents=True)
+        (tmp_path / card / "device" / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / f"{card}-DP-1").mkdir()
     linux = {"system": lambda: "Linux", "intel_gpus": lambda: Probes.intel_gpus(str(tmp_path))}
     assert gather_facts(Probes(**linux), {}).intel_gpus == count
 
 
-def test_a_native_mac():
-    facts = gather_facts(mac_probes(), {})
-    assert (facts.system, facts.os_version, facts.machine) == ("Darwin", "14.5", "arm64")
-    assert (facts.rosetta, facts.virtual_machine) == (False, False)
-    assert (facts.mps_built, facts.mps_available, facts.mps_allocation_ok) == (True, True, True)
-
-
-@pytest.mark.parametrize(("translated", "rosetta"), [(1, True), (None, False)])
-def test_rosetta_is_seen_by_sysctl_where_the_architecture_looks_like_an_intel_mac(translated, rosetta):
-    probes = mac_probes({"sysctl.proc_translated": translated}, machine=lambda: "x86_64")
-    assert gather_facts(probes, {}).rosetta is rosetta
-
-
 def test_a_virtual_mac_keeps_the_first_line_of_the_failed_allocation():
-    torch = fake_torch(failure=OUT_OF_MEMORY + "\nUse PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0")
-    facts = gather_facts(mac_probes({"kern.hv_vmm_present": 1}, import_torch=lambda: torch), {})
-    assert facts.virtual_machine is True
-    assert facts.mps_available
-    assert not facts.mps_allocation_ok
+    failure = OUT_OF_MEMORY + "\nUse PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0"
+    facts = gather_facts(mac_probes({"kern.hv_vmm_present": 1}, {"failure": failure}), {})
+    assert (facts.virtual_machine, facts.mps_available, facts.mps_allocation_ok) == (True, True, False)
     assert facts.mps_allocation_error == OUT_OF_MEMORY
 
 
-def test_nothing_is_allocated_where_mps_is_not_reported():
-    torch = fake_torch(available=False, failure="must not be called")
-    facts = gather_facts(mac_probes(import_torch=lambda: torch), {})
-    assert (facts.mps_available, facts.mps_allocation_ok, facts.mps_allocation_error) == (False, False, None)
-
-
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("import_torch", "said"),
     [
-        (ModuleNotFoundError("No module named 'torch'"), "ModuleNotFoundError: No module named 'torch'"),
-        (OSError("[WinError 126] c10.dll\nmore"), "OSError: [WinError 126] c10.dll"),
-        (RuntimeError(""), "RuntimeError: RuntimeError"),
+        (raising(ModuleNotFoundError("No module named 'torch'")), "ModuleNotFoundError: No module named 'torch'"),
+        (raising(OSError("[WinError 126] c10.dll\nmore")), "OSError: [WinError 126] c10.dll"),
+        (raising(RuntimeError("")), "RuntimeError: RuntimeError"),
+        (SimpleNamespace, "AttributeError: 'types.SimpleNamespace' object has no attribute '__version__'"),
     ],
 )
-def test_a_torch_that_cannot_be_imported_is_a_fact(error, said):
-    facts = gather_facts(mac_probes(import_torch=raising(error)), {})
-    assert facts.torch_version is None
-    assert facts.torch_error == said
-    assert not facts.mps_built
-
-
-def test_an_empty_folder_called_torch_is_a_broken_torch():
-    facts = gather_facts(mac_probes(import_torch=SimpleNamespace), {})
-    assert facts.torch_version is None
-    assert facts.torch_error.startswith("AttributeError")
-
-
-@pytest.mark.parametrize(
-    ("torch", "found"),
-    [({"cuda": "12.8", "cuda_count": 8}, (True, 8, False, 0)), ({"xpu_count": 2}, (False, 0, True, 2))],
-)
-def test_gpus_of_other_makers(torch, found):
-    linux = {"system": lambda: "Linux", "machine": lambda: "x86_64", "release": lambda: "6.8.0"}
-    facts = gather_facts(Probes(**linux, import_torch=lambda: fake_torch(built=False, available=False, **torch)), {})
-    assert (facts.cuda_built, facts.cuda_count, facts.xpu_built, facts.xpu_count) == found
-
-
-def test_the_variables_of_torchrun_are_numbers():
-    environ = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
-    facts = gather_facts(mac_probes(), {**environ, "MASTER_PORT": "29500"})
-    assert (facts.world_size, facts.rank, facts.local_rank, facts.local_world_size) == (4, 3, 1, 2)
-    assert (facts.master_addr, facts.master_port) == ("10.0.0.1", 29500)
-    assert gather_facts(mac_probes(), {}).world_size is None
+def test_a_torch_that_cannot_be_imported_is_a_fact(import_torch, said):
+    facts = gather_facts(mac_probes(import_torch=import_torch), {})
+    assert (facts.torch_version, facts.torch_error, facts.mps_built) == (None, said, False)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +171,6 @@ def test_a_malformed_variable_of_torchrun_is_named(name, value):
 def test_a_rank_outside_the_group_is_refused(rank, size):
     with pytest.raises(MisconfigurationException, match=f"{rank} is 2 while {size} is 2"):
         gather_facts(mac_probes(), {rank: "2", size: "2"})
-
-
-def test_only_the_variables_that_matter_are_recorded():
-    environ = {"PYTORCH_ENABLE_MPS_FALLBACK": "1", "ACCELERATE_USE_CPU": "true", "HF_TOKEN": "secret", "HOME": "/root"}
-    facts = gather_facts(mac_probes(), environ)
-    assert facts.environment == {"PYTORCH_ENABLE_MPS_FALLBACK": "1", "ACCELERATE_USE_CPU": "true"}
-    assert facts.fallback_set_too_late
 
 
 @pytest.mark.parametrize(
@@ -200,8 +197,6 @@ def test_the_version_of_macos_is_told_from_its_kernel_where_it_is_disguised(repo
 
 def python(code: str, **environ: str) -> str:
     """Returns what `code` prints in a new interpreter, whose environment has no fallback switch unless given."""
-    import os
-
     variables = {name: value for name, value in os.environ.items() if name != "PYTORCH_ENABLE_MPS_FALLBACK"}
     result = subprocess.run(
         [sys.executable, "-c", code], env={**variables, **environ}, capture_output=True, text=True, timeout=HUNG_AFTER
@@ -271,3 +266,155 @@ def test_versions_are_compared_as_numbers():
     assert parse_version("2.13.0+cpu") == (2, 13)
     assert parse_version("26") == (26, 0)
     assert parse_version(None) == parse_version("unknown") == ()
+
+
+# --- what a report asks for, and a run does not --------------------------------------------------------------------
+
+
+def asked(name):
+    def probe(*args):
+        pytest.fail(f"{name} was asked")
+
+    return probe
+
+
+REPORT_PROBES = (
+    "sysctl_text",
+    "memory",
+    "version_of",
+    "free_bytes",
+    "names_in",
+    "cpuinfo",
+    "recommended_bytes",
+    "mlx_backends",
+)
+
+
+def test_a_run_does_not_ask_what_only_a_report_wants():
+    facts = gather_facts(mac_probes(**{name: asked(name) for name in REPORT_PROBES}), {})
+    assert (facts.chip, facts.memory_bytes, facts.cache_free_bytes, facts.packages) == (None, None, None, {})
+
+
+def mac_report(torch=None, **changes):
+    return mac_probes(
+        {},
+        torch,
+        **{
+            "sysctl_text": {"machdep.cpu.brand_string": "Apple M3 Pro", "hw.model": "Mac15,6"}.get,
+            "memory": lambda: 18 * 1024**3,
+            "version_of": {"torch": "2.9.0", "transformers": "5.0.0"}.get,
+            "free_bytes": lambda folder: 7,
+            "names_in": lambda folder: [],
+            "recommended_bytes": lambda: 12 * 1024**3,
+            "mlx_backends": asked("MLX"),
+            **changes,
+        },
+    )
+
+
+def test_the_report_of_a_mac():
+    facts = gather_all_facts(mac_report(), {})
+    assert (facts.chip, facts.model, facts.nvidia_gpus) == ("Apple M3 Pro", "Mac15,6", None)
+    assert (facts.memory_bytes, facts.recommended_bytes) == (18 * 1024**3, 12 * 1024**3)
+    assert (facts.conda, facts.cache_free_bytes) == (False, 7)
+    assert facts.packages == {"torch": "2.9.0", "transformers": "5.0.0"}
+    has_mlx = mac_report(version_of={"mlx": "0.32.4"}.get, mlx_backends=lambda: "ring, jaccl")
+    facts = gather_all_facts(has_mlx, {})
+    assert (facts.mlx, facts.mlx_backends) == (True, "ring, jaccl")
+    no_mps = mac_report(torch={"available": False}, recommended_bytes=asked("Metal"))
+    assert gather_all_facts(no_mps, {}).recommended_bytes is None
+
+
+def test_the_backends_of_mlx_on_this_machine(monkeypatch):
+    pytest.importorskip("mlx.core")
+    assert _mlx_backends().startswith("ring")
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    assert _mlx_backends() is None
+
+
+def test_the_report_of_a_linux_machine():
+    folders = {"/proc/driver/nvidia/gpus": ["0000:01:00.0", "0000:02:00.0"], sys.prefix: ["bin", "conda-meta"]}
+    probes = Probes(
+        system=lambda: "Linux",
+        import_torch=raising(ImportError("none")),
+        names_in=lambda folder: folders.get(folder, []),
+        cpuinfo=lambda *names: {"model name": "AMD EPYC", "flags": "sse2 avx512_bf16"}[names[0]],
+        sysctl=asked("sysctl"),
+        sysctl_text=asked("sysctl"),
+    )
+    facts = gather_all_facts(probes, {})
+    assert (facts.chip, facts.nvidia_gpus, facts.conda) == ("AMD EPYC", 2, True)
+    assert facts.cpu_bfloat16 is True
+
+
+def test_the_report_of_this_machine(tmp_path, monkeypatch, mps):
+    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "not" / "there" / "yet"))
+    facts = gather_all_facts()
+    assert facts.memory_bytes > 2**30
+    assert facts.cache_free_bytes > 0
+    assert facts.recommended_bytes > 0
+    assert facts.packages["torch"] == version("torch")
+    assert set(facts.packages) <= set(PACKAGES)
+    assert MachineFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+
+
+def test_the_home_folder_is_in_no_text_unless_it_is_everywhere(monkeypatch):
+    monkeypatch.setenv("HOME", "/Users/jane")
+    monkeypatch.setattr(sys, "executable", "/Users/jane/venv/bin/python")
+    broken = raising(ImportError("dlopen(/Users/jane/venv/libtorch.dylib): see '/Users/jane' and /Users/janet/x"))
+    facts = gather_all_facts(mac_report(import_torch=broken), {"CUDA_VISIBLE_DEVICES": "/Users/jane/x"})
+    assert facts.python_executable == "~/venv/bin/python"
+    assert facts.torch_error == "ImportError: dlopen(~/venv/libtorch.dylib): see '~' and /Users/janet/x"
+    assert facts.environment == {"CUDA_VISIBLE_DEVICES": "~/x"}
+    assert "/Users/jane" not in facts.cache_folder
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    for home in ("/", "", "~"):
+        monkeypatch.setenv("HOME", home)
+        assert gather_all_facts(mac_report(), {}).python_executable == "/Users/jane/venv/bin/python"
+
+
+@pytest.mark.parametrize("value", ["true", "", "on", " yes"])
+def test_torch_is_not_loaded_with_a_switch_that_ends_the_process(value):
+    environ = {"PYTORCH_ENABLE_MPS_FALLBACK": value}
+    facts = gather_all_facts(mac_report(import_torch=asked("torch")), environ)
+    assert facts.torch_version is None
+    assert "a whole number for PYTORCH_ENABLE_MPS_FALLBACK" in facts.torch_error
+    linux = mac_report(system=lambda: "Linux")
+    assert gather_all_facts(linux, environ).torch_version == "2.9.0"
+
+
+@pytest.mark.parametrize("value", [None, "0", "1", " 1", "-1", "1x"])
+def test_a_switch_that_begins_with_a_number_is_read(value):
+    assert not unreadable_switch(value)
+
+
+class SysctlByName:
+    """As much of libc as is needed: the value is copied out, and its size is told."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def sysctlbyname(self, name, value, size, new_value, new_size):
+        assert new_value is None
+        if name.decode() not in self.values:
+            return -1
+        content = self.values[name.decode()]
+        if value is not None:
+            ctypes.memmove(value, content, len(content))
+        size._obj.value = len(content)
+        return 0
+
+
+def test_sysctls_are_read_at_their_own_width(monkeypatch):
+    values = {
+        "hw.memsize": (24 * 1024**3).to_bytes(8, sys.byteorder),
+        "sysctl.proc_translated": (1).to_bytes(4, sys.byteorder),
+        "machdep.cpu.brand_string": b"Apple M4 Max\0",
+        "empty": b"\0",
+    }
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SysctlByName(values))
+    assert sysctl_int("hw.memsize") == 24 * 1024**3
+    assert sysctl_int("sysctl.proc_translated") == 1
+    assert sysctl_text("machdep.cpu.brand_string") == "Apple M4 Max"
+    assert sysctl_text("empty") is None
+    assert sysctl_int("kern.hv_vmm_present") is None

@@ -13,7 +13,7 @@ from mps_trainer.cli.doctor import status
 from mps_trainer.cli.screen import screen
 from mps_trainer.devices.findings import CHECKS, MINIMUM_TORCH, MINIMUM_TRANSFORMERS, NOTE, SEVERITIES, findings
 from tests.devices.diagnosed import DIAGNOSED, FALLBACK, HIGH, LOW
-from tests.devices.machines import MACHINES, mac, pc
+from tests.devices.machines import MACHINES, mac
 
 FACTS = {**MACHINES, **{name: row.facts for name, row in DIAGNOSED.items()}}
 
@@ -60,20 +60,15 @@ def test_the_screen_of_any_machine_fits_into_any_terminal(name):
         assert all(line.isprintable() for line in lines)
 
 
-def everything_wrong():
-    """A Mac with as many findings as one can have."""
-    return replace(
+def test_what_does_not_fit_is_counted():
+    facts = replace(  # a Mac with as many findings as one can have
         DIAGNOSED["an old mac in disorder"].facts,
         environment={FALLBACK: "1", HIGH: "0", LOW: "little", "PYTORCH_MPS_FAST_MATH": "1"},
         fallback_when_torch_loaded=False,
         world_size=2,
         torch_version="2.5.1",
     )
-
-
-def test_what_does_not_fit_is_counted():
-    found = findings(everything_wrong())
-    lines = screen(everything_wrong(), 60).splitlines()
+    found, lines = findings(facts), screen(facts, 60).splitlines()
     shown = [line for line in lines if re.match(r"\d+\. (error|warning|note): ", line)]
     assert len(lines) <= 40
     assert lines[-1] == f"And {len(found) - len(shown)} more, with --json."
@@ -127,35 +122,23 @@ def test_each_other_device_is_explained_once():
         ({}, False, "fallback off: an operator without a kernel for mps is an error"),
         ({FALLBACK: "1"}, True, "fallback on, set in time"),
         ({FALLBACK: "1"}, False, "fallback off: PYTORCH_ENABLE_MPS_FALLBACK was set too late"),
-    ],
-)
-def test_the_screen_says_how_the_switch_stands(environment, loaded_with, said):
-    facts = mac("15.5", "2.15.0", environment=environment, fallback_when_torch_loaded=loaded_with)
-    assert said in " ".join(screen(facts).split())
-
-
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [
         (
             {},
+            False,
             "fails past 1 of what Metal recommends, 12.0 GiB (memory_fraction), unused memory is released past 0.82",
         ),
         (
             {HIGH: "0.5"},
+            False,
             f"fails past 0.5 of what Metal recommends, 6.0 GiB ({HIGH}), unused memory is released past 0.41",
         ),
-        ({HIGH: "0"}, f"limits none ({HIGH})"),
+        ({HIGH: "0"}, False, f"limits none ({HIGH})"),
     ],
 )
-def test_the_screen_says_what_limits_memory(environment, said):
-    facts = mac("15.5", "2.15.0", environment=environment, recommended_bytes=12 * 1024**3)
+def test_the_screen_says_how_the_switch_stands_and_what_limits_memory(environment, loaded_with, said):
+    memory = {"recommended_bytes": 12 * 1024**3}
+    facts = mac("15.5", "2.15.0", environment=environment, fallback_when_torch_loaded=loaded_with, **memory)
     assert said in " ".join(screen(facts).split())
-
-
-def test_variables_for_mps_are_nothing_to_a_machine_without_it():
-    environment = {FALLBACK: "true", HIGH: "much", "PYTORCH_MPS_FAST_MATH": "1"}
-    assert findings(pc("2.15.0", environment=environment)) == ()
 
 
 def test_the_oldest_versions_are_those_of_the_package():

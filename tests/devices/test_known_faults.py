@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_trainer.cli.screen import screen
 from mps_trainer.devices.known_faults import KNOWN_FAULTS, KnownFault, faults_to_warn_of, is_chip, known_faults
-from tests.devices.machines import mac
 
 BEFORE_2_15 = {193571}
 BEFORE_2_14 = {187521, 195910, 190056, 188756, *BEFORE_2_15}
@@ -79,16 +77,6 @@ def test_each_is_bounded_or_harmless_and_says_what_to_do(fault):
 )
 def test_a_chip_is_told_by_its_generation(chip, name, same):
     assert is_chip(chip, (name,)) is same
-
-
-@pytest.mark.parametrize(
-    ("torch", "chip", "count"), [("2.8.0", "Apple M3", 8), ("2.13.0", "Apple M1", 7), ("2.15.0", "Apple M3", 0)]
-)
-def test_doctor_names_them(torch, chip, count):
-    printed = " ".join(screen(mac("15.6", torch, chip=chip)).split())
-    assert printed.count("(pytorch issue ") == count
-    for fault in faults_to_warn_of(torch, "15.6", chip)[:count]:
-        assert f"- {fault.what} (pytorch issue {fault.issue})" in printed
 
 
 # The page says once: "Update torch or macOS to the end of the range, or use the workaround."

@@ -35,14 +35,16 @@ def loader():
 
 def make(**settings):
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return lightning.Trainer(accelerator=MPSAccelerator(), max_epochs=1, **quiet, **settings)
+    return lightning.Trainer(accelerator=MPSAccelerator(), max_epochs=1, **{**quiet, **settings})
 
 
 @pytest.mark.parametrize("devices", ["auto", 1, [0], -1], ids=str)
-def test_lightning_trains_on_the_device(mps, devices):
-    model, trainer = Line(), make(devices=devices)
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_lightning_trains_on_the_device(mps, devices, is_mixed):
+    model, plugin = Line(), lightning.pytorch.plugins.MixedPrecision("bf16-mixed", "mps")
+    trainer = make(devices=devices, plugins=plugin if is_mixed else None)
     trainer.fit(model, loader())
-    assert model.seen == [("mps:0", torch.float32)] * 4
+    assert model.seen == [("mps:0", torch.bfloat16 if is_mixed else torch.float32)] * 4
     assert trainer.global_step == 4
     assert isinstance(trainer.accelerator, MPSAccelerator)
 
@@ -54,32 +56,13 @@ def test_lightning_asks_it_for_the_figures_of_the_device(mps):
         def log_metrics(self, metrics, step=None):
             kept.update(metrics)
 
-    trainer = lightning.Trainer(
-        accelerator=MPSAccelerator(),
-        max_epochs=1,
-        log_every_n_steps=1,
-        logger=Keeps(),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        callbacks=[lightning.pytorch.callbacks.DeviceStatsMonitor()],
-    )
-    trainer.fit(Line(), loader())
+    monitor = lightning.pytorch.callbacks.DeviceStatsMonitor()
+    make(log_every_n_steps=1, logger=Keeps(), callbacks=[monitor]).fit(Line(), loader())
     assert any(name.endswith("mps_allocated_bytes") and value > 0 for name, value in kept.items())
 
 
-def test_mixed_precision_is_a_plugin_that_names_the_device(mps):
-    from lightning.pytorch.plugins import MixedPrecision
-
-    model = Line()
-    make(plugins=MixedPrecision("bf16-mixed", "mps")).fit(model, loader())
-    assert model.seen == [("mps:0", torch.bfloat16)] * 4
-
-
-def test_two_devices_are_refused_in_this_packages_words(mps):
-    with pytest.raises(MisconfigurationException, match=r"devices=2 was requested with accelerator='mps'"):
-        make(devices=2)
-
-
-def test_fabric_takes_it_too(mps):
+def test_fabric_takes_it_too_and_two_devices_are_refused_in_this_packages_words(mps):
     fabric = lightning.Fabric(accelerator=MPSAccelerator(), devices=1)
     assert fabric.device == torch.device("mps", 0)
+    with pytest.raises(MisconfigurationException, match=r"devices=2 was requested with accelerator='mps'"):
+        make(devices=2)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mps_trainer import MisconfigurationException
+from mps_trainer import DeviceStatsMonitor, MisconfigurationException
 from mps_trainer.checkpoints.rng import rng_state, set_rng
 from mps_trainer.cli.config import _obstacle
 from mps_trainer.devices import ACCELERATORS, Accelerator, DeviceRequest, MachineFacts, Obstacle, resolve
@@ -64,24 +64,16 @@ def test_resolver_takes_a_new_accelerator():
         resolve(DeviceRequest(use_cpu=True, ddp_backend="tpuccl"), TPU)
 
 
-def test_doctor_and_questions_know_a_new_accelerator():
+def test_all_that_describes_saves_and_measures_devices_knows_a_new_accelerator():
     assert trains_on(TPU) == "tpu_like"
     (finding,) = findings(TPU)
     assert finding.remedy.endswith("VISIBLE_TPUS=1 chooses the second")
     assert _obstacle("mixed_precision", "bf16", "tpu_like", TPU) is None
     says = "tpu_like does not compute in fp16 here. Take no or bf16."
     assert _obstacle("mixed_precision", "fp16", "tpu_like", TPU) == says
-
-
-def test_random_numbers_of_a_new_accelerator_are_saved_and_restored():
+    args = SimpleNamespace(device=SimpleNamespace(type="tpu_like"))
+    assert DeviceStatsMonitor()._figures(args) == {"tpu_like_allocated_bytes": 7}
     saved = rng_state()
     PretendedAccelerator.generator.zero_()
     set_rng(saved)
     assert PretendedAccelerator.generator.tolist() == [1, 2, 3]
-
-
-def test_figures_of_a_new_accelerator_are_logged():
-    from mps_trainer import DeviceStatsMonitor
-
-    args = SimpleNamespace(device=SimpleNamespace(type="tpu_like"))
-    assert DeviceStatsMonitor()._figures(args) == {"tpu_like_allocated_bytes": 7}

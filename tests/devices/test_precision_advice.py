@@ -1,7 +1,6 @@
 """The instructions of the processor decide which number format is said to be fastest."""
 
 import logging
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from mps_trainer.devices import ACCELERATORS
 from mps_trainer.devices.facts import MachineFacts, cpu_bfloat16
 from mps_trainer.devices.probes import Probes
 from mps_trainer.model import precision
+from tests.devices.test_facts import raising
 
 
 @pytest.mark.parametrize(
@@ -25,16 +25,13 @@ from mps_trainer.model import precision
         ("Darwin", "bf16", None),
     ],
 )
-def test_what_the_processor_says(system, flags, expected):
+def test_what_the_processor_says(system, flags, expected, monkeypatch):
     probes = Probes(system=lambda: system, cpuinfo=lambda *names: flags)
     assert cpu_bfloat16(probes) is expected
-
-
-def test_a_system_without_cpuinfo(monkeypatch):
-    def missing(*args, **kwargs):
-        raise FileNotFoundError("/proc/cpuinfo")
-
-    monkeypatch.setattr("builtins.open", missing)
+    facts = MachineFacts(torch_version="2.13.0", python_version="3.11.7", cpu_bfloat16=expected)
+    assert ("precision  bf16=True is faster" in screen(facts)) is bool(expected)
+    assert ("precision" in screen(facts)) is (expected is not None)
+    monkeypatch.setattr("mps_trainer.devices.probes.open", raising(FileNotFoundError()), raising=False)
     assert Probes().cpuinfo("flags") is None
 
 
@@ -51,12 +48,6 @@ def test_a_system_without_cpuinfo(monkeypatch):
 def test_the_advice(kind, has, begin):
     advice = ACCELERATORS[kind].precision_advice(has)
     assert (advice is None) if begin is None else advice.startswith(begin)
-
-
-def test_doctor_has_it():
-    facts = MachineFacts(torch_version="2.13.0", python_version="3.11.7", cpu_bfloat16=True)
-    assert "precision  bf16=True is faster" in screen(facts)
-    assert "precision" not in screen(replace(facts, cpu_bfloat16=None))
 
 
 @pytest.mark.parametrize(

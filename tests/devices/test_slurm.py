@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
-from mps_trainer.devices import DeviceRequest, resolve
 from mps_trainer.devices.slurm import slurm_facts
-from tests.devices.machines import MACHINES
 from tests.devices.test_facts import mac_probes
 
 # `sbatch --nodes 4 --ntasks 7`, in which `srun python train.py` starts task 4, on the third node.
@@ -131,23 +127,3 @@ def test_a_malformed_variable_is_told_in_a_line(name, value, said):
         facts_of(environ)
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-def test_the_decision_says_where_the_processes_meet():
-    facts = replace(MACHINES["linux_8_cuda"], **slurm_facts({**STEP, "SLURM_LOCALID": "1"}))
-    decision = resolve(DeviceRequest(), facts)
-    assert (decision.name, decision.rank, decision.world_size) == ("cuda:1", 4, 7)
-    assert decision.meeting_point == "tcp://node03:24711"
-    assert resolve(DeviceRequest(), MACHINES["linux_8_cuda"]).meeting_point is None
-
-
-def test_a_task_that_sees_one_gpu_of_several_is_told_how_to_see_all():
-    facts = replace(MACHINES["linux_1_cuda"], **slurm_facts({**STEP, "SLURM_LOCALID": "1"}))
-    with pytest.raises(MisconfigurationException, match=r"LOCAL_RANK is 1 .* has 1 usable.*--gpus-per-node"):
-        resolve(DeviceRequest(), facts)
-
-
-def test_a_step_of_several_tasks_needs_mlx_on_mps():
-    facts = replace(MACHINES["m3_macos_15"], **slurm_facts(STEP))
-    with pytest.raises(MisconfigurationException, match=r"started 7 processes, .*use_cpu=True"):
-        resolve(DeviceRequest(), facts)

@@ -9,22 +9,27 @@ from tests.devices.machines import mac
 
 
 @pytest.mark.parametrize(
-    ("environ", "high", "low"),
+    ("environ", "high", "low", "of_run"),
     [
-        ({}, None, None),  # torch's own limits fit each other
-        ({}, 1.0, "0.82"),
-        ({}, 0.0, None),  # no limit
-        ({}, 2.0, None),
-        ({HIGH: "0.7"}, None, "0.58"),  # alone, torch refuses every allocation: invalid low watermark ratio 1.4
-        ({HIGH: "0.7"}, 1.0, "0.58"),  # the environment goes before the setting
-        ({HIGH: "0.0"}, 1.0, None),
-        ({LOW: "0.3"}, 1.0, "0.3"),
-        ({HIGH: "0.5", LOW: "0.9"}, 1.0, "0.9"),  # torch says that this is wrong
-        ({HIGH: "much"}, 1.0, None),
+        ({}, None, None, (1.0, 0.82)),  # torch's own limits fit each other
+        ({}, 1.0, "0.82", (1.0, 0.82)),
+        ({}, 0.0, None, (1.0, 0.82)),  # no limit
+        ({}, 2.0, None, (1.0, 0.82)),
+        ({HIGH: "0.7"}, None, "0.58", (0.7, 0.58)),  # alone, torch refuses all: invalid low watermark ratio 1.4
+        ({HIGH: "0.7"}, 1.0, "0.58", (0.7, 0.58)),  # the environment goes before the setting
+        ({HIGH: "0.0"}, 1.0, None, (0.0, 1.4)),
+        ({HIGH: "1.8"}, 1.0, None, (1.8, 1.4)),
+        ({LOW: "0.3"}, 1.0, "0.3", (1.0, 0.3)),
+        ({LOW: "0"}, 1.0, "0", (1.0, 0.0)),
+        ({HIGH: "0.5", LOW: "0.9"}, 1.0, "0.9", (0.5, 0.9)),  # torch says that this is wrong
+        ({HIGH: "much"}, 1.0, None, None),
     ],
     ids=str,
 )
-def test_the_low_one_is_set_where_it_would_not_fit(environ, high, low):
+def test_the_low_one_is_set_where_it_would_not_fit(environ, high, low, of_run):
+    environ = dict(environ)
+    if of_run:
+        assert limits(environ) == (of_run[0], pytest.approx(of_run[1], abs=0.006))
     settle_low(environ, high)
     assert environ.get(LOW) == low
 
@@ -69,19 +74,3 @@ def test_limits_that_torch_refuses_are_the_reason():
 )
 def test_a_limit_is_read_as_torch_reads_it(text, value, is_number):
     assert (Ratio(text).value, Ratio(text).is_number) == (value, is_number)
-
-
-@pytest.mark.parametrize(
-    ("environ", "high", "low"),
-    [
-        ({}, 1.0, 0.82),
-        ({HIGH: "0.5"}, 0.5, 0.41),
-        ({HIGH: "0.5", LOW: "0.2"}, 0.5, 0.2),
-        ({LOW: "0"}, 1.0, 0.0),
-        ({HIGH: "0"}, 0.0, 1.4),
-        ({HIGH: "1.8"}, 1.8, 1.4),
-    ],
-    ids=str,
-)
-def test_the_limits_of_a_run(environ, high, low):
-    assert limits(environ) == (high, pytest.approx(low, abs=0.005))

@@ -14,15 +14,17 @@ from mps_trainer.fit import estimate
 from mps_trainer.fit.fit_report import FitReport, RemedyResult
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import Classifier, assert_same_weights, examples, weights
+from tests.tiny import tiny
 
 WORDS, LENGTH = 2048, 48
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    **{"vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
+    "max_position_embeddings": 512,
+}
 
 
 def llama(**settings):
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(vocab_size=WORDS, tie_word_embeddings=True, **{**SIZES, **settings})
-    return transformers.LlamaForCausalLM(config)
+    return tiny("LlamaForCausalLM", **{"tie_word_embeddings": True, **SIZES, **settings})
 
 
 def adapted():
@@ -31,33 +33,28 @@ def adapted():
 
 
 def bert():
-    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **SIZES))
+    return tiny("BertForSequenceClassification", **SIZES)
 
 
 def t5():
-    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=WORDS, **sizes))
+    return tiny("T5ForConditionalGeneration", **SIZES, d_kv=16, d_ff=128, num_decoder_layers=2, dropout_rate=0.1)
 
 
 def vit():
-    return transformers.ViTForImageClassification(transformers.ViTConfig(image_size=64, patch_size=8, **SIZES))
-
-
-def words(length: int = LENGTH) -> torch.Tensor:
-    return torch.randint(5, WORDS, (length,))
+    return tiny("ViTForImageClassification", **SIZES, image_size=64, patch_size=8)
 
 
 def text(length: int = LENGTH):
-    row = words(length)
+    row = torch.randint(5, WORDS, (length,))
     return {"input_ids": row, "labels": row}
 
 
 def sentence():
-    return {"input_ids": words(), "attention_mask": torch.ones(LENGTH, dtype=torch.long), "labels": torch.tensor(1)}
+    return {**text(), "attention_mask": torch.ones(LENGTH, dtype=torch.long), "labels": torch.tensor(1)}
 
 
 def pair():
-    return {**sentence(), "labels": words(LENGTH // 2)}
+    return {**sentence(), "labels": text(LENGTH // 2)["labels"]}
 
 
 def image():
@@ -112,6 +109,8 @@ def test_the_trainer_stays_as_it_is(make_trainer):
     # 4 bytes for each number in the weights, twice that in the state of AdamW
     assert report.bytes_by_kind["weights"] == 4 * report.parameters
     assert report.bytes_by_kind["optimizer"] >= 8 * report.parameters
+    assert report.model == "Classifier"  # which can take fewer remedies
+    assert not any("checkpointing" in each.text or "LoRA" in each.text for each in report.remedies)
 
 
 def test_the_largest_batch_is_computed(make_args):
@@ -157,35 +156,22 @@ def test_remedies_leave_less_and_are_those_not_in_use(make_args, monkeypatch):
         assert left[remedy] == pytest.approx(taken, rel=0.01), remedy
 
 
-def test_models_of_ones_own_and_those_that_cannot_take_a_remedy(make_args):
-    trainer = Trainer(Classifier(), make_args(per_device_train_batch_size=8), train_dataset=examples(40))
-    report = estimate(trainer)
-    assert report.model == "Classifier"
-    assert not any("checkpointing" in each.text or "LoRA" in each.text for each in report.remedies)
-
-
-def test_a_step_that_needs_values_is_refused_in_one_line(make_trainer):
+def test_a_step_that_needs_values_is_refused_in_one_line(make_trainer, tmp_path):
     class Needs(Trainer):
         def compute_loss(self, model, inputs, **kwargs):
             if not model.head.weight.sum() > 100:
                 raise ValueError("These weights are small.")
 
-    with pytest.raises(
-        MisconfigurationException, match=r"^The step of Classifier failed with ValueError .*are small.*simulate"
-    ) as raised:
-        estimate(make_trainer(trainer={"kind": Needs}))
-    assert "\n" not in str(raised.value)
-
-
-def test_another_trainer_is_refused(tmp_path):
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    with pytest.raises(MisconfigurationException, match=r"got transformers\.trainer\.Trainer\. Import"):
-        estimate(transformers.Trainer(Classifier(), args, train_dataset=examples(8)))
-
-
-def test_no_data_is_refused(make_args):
-    with pytest.raises(MisconfigurationException):
-        estimate(Trainer(Classifier(), make_args(max_steps=1), train_dataset=[]))
+    other = transformers.Trainer(Classifier(), args, train_dataset=examples(8))
+    for trainer, said in (
+        (make_trainer({"kind": Needs}), r"^The step of Classifier failed with ValueError .*are small.*simulate"),
+        (other, r"got transformers\.trainer\.Trainer\. Import"),  # whatever its data
+        (make_trainer({"train_dataset": []}, max_steps=1), ""),
+    ):
+        with pytest.raises(MisconfigurationException, match=said) as raised:
+            estimate(trainer)
+        assert "\n" not in str(raised.value)
 
 
 def test_the_table_and_the_dictionary(make_trainer):
@@ -199,9 +185,6 @@ def test_the_table_and_the_dictionary(make_trainer):
     assert sum(found["bytes_by_kind"].values()) == found["bytes_peak"]
     assert [mac["memory_gb"] for mac in found["macs"]] == [8, 16, 24, 32, 36, 48, 64, 96, 128]
     assert all(mac["fits"] for mac in found["macs"])
-
-
-def test_a_peak_that_no_listed_mac_has_is_more_than_the_largest():
     remedies = (RemedyResult("bf16=True", 2**39), RemedyResult("fp16=True", 2**30))
-    table = FitReport("Large", 1, 1, (1,), 1, 1, {"weights": 2**40}, remedies).table()
+    table = FitReport("Large", 1, 1, (1,), 1, 1, {"weights": 2**40}, remedies).table()  # more than any listed Mac
     assert re.findall(r"GiB  (.*GB)$", table, re.MULTILINE) == ["more than 128 GB", "from 8 GB"]

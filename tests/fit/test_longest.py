@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.fit import estimate
@@ -18,6 +17,7 @@ from mps_trainer.fit.fit_report import SIZES
 from mps_trainer.fit.longest import MOST, STEP, longest, longest_texts
 from mps_trainer.fit.step import StepCost, as_on_mps, largest_batch, measure_step
 from tests.fit.test_estimate import LENGTH, image, llama, text, vit
+from tests.tiny import tiny
 
 
 @given(
@@ -72,11 +72,9 @@ def test_a_limit_between_two_lengths_is_found(make_args):
 @pytest.mark.parametrize("positions", [202, 300])
 def test_positions_and_labels_limit_no_text_wrongly(make_args, positions):
     """RoBERTa's positions begin after two others; labels of several classes are no text, whatever their number."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = RobertaConfig(vocab_size=64, max_position_embeddings=positions, num_labels=LENGTH, **sizes)
+    sizes = {"max_position_embeddings": positions, "num_labels": LENGTH, "num_hidden_layers": 1, "pad_token_id": 1}
     rows = [{"input_ids": text()["input_ids"] % 60 + 2, "labels": torch.zeros(LENGTH)} for _ in range(4)]
-    trainer = trainer_of(make_args, RobertaForSequenceClassification(config), rows)
+    trainer = trainer_of(make_args, tiny("RobertaForSequenceClassification", **sizes), rows)
     with as_on_mps():
         found = longest_texts(trainer, largest_batch(trainer, 1), [2**40], lambda _: None)
     assert found == {2**40: positions - 2}
@@ -94,21 +92,17 @@ def cost_of(make_args, **settings):
         return trainer.model, measure_step(trainer, largest_batch(trainer, 1))
 
 
-def test_operations_are_those_of_the_products(make_args):
+def test_operations_are_those_of_the_products_and_add_up(make_args):
     model, cost = cost_of(make_args)
     config, tokens = model.config, 2 * LENGTH
-    width = config.hidden_size
-    projections = sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Linear))
-    attention = 2 * config.num_hidden_layers * LENGTH * width  # scores and their sums, for each token
-    assert cost.operations == pytest.approx(3 * 2 * tokens * (projections + attention), rel=0.01)
-
-
-def test_operations_of_accumulated_batches_add_up(make_args):
-    _, once = cost_of(make_args)
-    model, twice = cost_of(make_args, gradient_accumulation_steps=2)
-    assert twice.operations == pytest.approx(2 * once.operations)
-    products = sum(each.weight.nbytes for each in model.modules() if isinstance(each, torch.nn.Linear))
-    assert twice.bytes_moved - once.bytes_moved == products
+    layers = [each.weight for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    # scores and their sums, for each token
+    attention = 2 * config.num_hidden_layers * LENGTH * config.hidden_size
+    products = 3 * 2 * tokens * (sum(each.numel() for each in layers) + attention)
+    assert cost.operations == pytest.approx(products, rel=0.01)
+    _, twice = cost_of(make_args, gradient_accumulation_steps=2)
+    assert twice.operations == pytest.approx(2 * cost.operations)
+    assert twice.bytes_moved - cost.bytes_moved == sum(each.nbytes for each in layers)
 
 
 @pytest.mark.parametrize("rows", [7, 16, LENGTH])

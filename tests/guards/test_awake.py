@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -30,16 +31,20 @@ def children():
     return [child for child in psutil.Process().children() if child.name() in ("caffeinate", "sleep")]
 
 
-def test_a_mac_is_kept_awake_and_may_sleep_afterwards(caffeinate, monkeypatch, caplog):
+def test_a_mac_is_kept_awake_and_may_sleep_after_a_run_that_failed(caffeinate, monkeypatch, caplog):
     monkeypatch.setattr(sys, "platform", "darwin")
     caplog.set_level("INFO", "mps_trainer")
-    with awake(True):
+    with contextlib.suppress(KeyError), awake(True):
         while not caffeinate.exists():
             time.sleep(0.01)
         assert caffeinate.read_text().split() == ["-i", "-w", str(os.getpid())]
         assert len(children()) == 1
+        raise KeyError
     assert children() == []
     assert caplog.text.count("Closing the lid still puts it to sleep.") == 1
+    monkeypatch.setenv("PATH", "")  # a Mac without caffeinate
+    with awake(True):
+        assert children() == []
 
 
 # Machines by platform, device and argument, and whether a run asks for no sleep.
@@ -62,17 +67,3 @@ def test_described_machines(caffeinate, monkeypatch, machine):
     with ending.ending_in_order(trainer):
         assert len(children()) == is_asked
     assert children() == []
-
-
-def test_a_run_that_fails_lets_the_mac_sleep(caffeinate, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(KeyError), awake(True):
-        raise KeyError
-    assert children() == []
-
-
-def test_a_mac_without_caffeinate_trains(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with awake(True):
-        assert children() == []

@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.guards.memory import MemoryTable, measure
 from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
 from tests.conftest import Classifier, accuracy, examples, logged, on_device
+from tests.tiny import tiny
 
 
 @pytest.fixture
@@ -23,12 +23,8 @@ def small(request):
 
 
 def bert(**settings):
-    config = BertConfig(
-        **{"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, **settings},
-        intermediate_size=128,
-    )
-    torch.manual_seed(0)
-    return BertForSequenceClassification(config)
+    sizes = {"vocab_size": 100, "hidden_size": 64, "max_position_embeddings": 512}
+    return tiny("BertForSequenceClassification", **{**sizes, **settings})
 
 
 def rows(length=128, count=64):
@@ -71,7 +67,7 @@ def test_too_large_a_batch_is_to_be_made_smaller(small, ends):
 @pytest.mark.parametrize("small", ["6MB"], indirect=True)
 def test_remedies_that_are_in_use_are_not_named_again(small, ends):
     settings = {"auto_find_batch_size": True, "activation_checkpointing": True, "bf16": True}
-    error = ends(bert(hidden_size=256), rows(512), **settings)
+    error = ends(bert(hidden_size=256), rows(512, 8), **settings)
     assert "auto_find_batch_size cannot split the batch: it has one example" in str(error)
     assert len(error.remedies) == 3
     assert not any(remedy.startswith(tuple(settings)) for remedy in error.remedies)
@@ -79,17 +75,9 @@ def test_remedies_that_are_in_use_are_not_named_again(small, ends):
 
 @pytest.mark.parametrize("small", ["12MB"], indirect=True)
 def test_an_optimizer_that_takes_too_much_is_named_first(small, ends):
-    class Wide(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.hidden = nn.Linear(4, 2**18)  # 5 MiB, and as much in gradients
-            self.squeeze = nn.MaxPool1d(2**15)
-
-        def forward(self, x, labels=None):
-            logits = self.head(self.norm(self.squeeze(self.hidden(x))))
-            return {"loss": nn.functional.cross_entropy(logits, labels)}
-
-    error = ends(Wide(), examples(4), per_device_train_batch_size=1)
+    model = Classifier()
+    model.hidden = nn.Sequential(nn.Linear(4, 2**18), nn.MaxPool1d(2**15))  # 5 MiB, and as much in gradients
+    error = ends(model, examples(4), per_device_train_batch_size=1)
     assert "adapters" in error.remedies[0]
     assert error.remedies[1].startswith("optim='adafactor'")
     assert error.memory.gradients == error.memory.model
@@ -145,27 +133,30 @@ def test_an_evaluation_in_a_run_goes_on_with_half_the_batch(small, make_trainer,
     assert logged(first, "eval_loss") == pytest.approx(logged(second, "eval_loss"), abs=1e-6)
 
 
-def test_the_error_describes_the_run_at_the_time_of_the_error(make_trainer):
-    class Fails(Classifier):
-        def forward(self, x, labels=None):
-            if trainer.state.global_step == 2:
-                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
-            return super().forward(x, labels)
+class Fails(Classifier):
+    """Raises an error in the third step."""
 
-    trainer = make_trainer({"model": Fails()})
+    calls, error = 0, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes"
+
+    def forward(self, x, labels=None):
+        self.calls += 1
+        if self.calls == 3:
+            raise RuntimeError(self.error)
+        return super().forward(x, labels)
+
+
+def test_the_error_describes_the_run_at_the_time_of_the_error(make_trainer):
     with pytest.raises(DeviceOutOfMemoryError, match=r"in training in step 3\.") as caught:
-        trainer.train()
+        make_trainer({"model": Fails()}).train()
     memory = caught.value.memory
     assert memory.optimizer > memory.model > 0
 
 
 def test_other_errors_are_left_alone(make_trainer):
-    class Broken(Classifier):
-        def forward(self, x, labels=None):
-            raise RuntimeError("shapes do not fit")
-
+    model = Fails()
+    model.error = "shapes do not fit"
     with pytest.raises(RuntimeError, match=r"^shapes do not fit$"):
-        make_trainer({"model": Broken()}, auto_find_batch_size=True).train()
+        make_trainer({"model": model}, auto_find_batch_size=True).train()
 
 
 def test_memory_is_measured_from_the_tensors(mps, make_trainer):

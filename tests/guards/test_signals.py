@@ -30,26 +30,20 @@ def test_the_first_signal_is_noted_and_told(signum, capfd):
     assert f"{signum.name}: finishing the step and saving a checkpoint." in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_one_of_several_processes_promises_a_checkpoint_only_if_the_others_run(capfd):
-    """A launcher sends SIGTERM to those that are left when one has died, with which they cannot save."""
+    # A launcher sends SIGTERM to those that are left when one has died, with which they cannot save.
     with SignalHandler(processes=Processes(0, 2)) as stop:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signum)
         assert stop.signum is None  # until all have agreed
     said = capfd.readouterr().err
-    assert "SIGTERM: finishing the step and saving a checkpoint if the other processes still run." in said
+    assert f"{signum.name}: finishing the step and saving a checkpoint if the other processes still run." in said
 
 
-def test_a_second_interrupt_ends_at_once():
+def test_a_second_signal_ends_at_once():
     with SignalHandler() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signum == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_a_second_sigterm_ends_at_once():
     pid = os.fork()
     if pid == 0:
         with SignalHandler():
@@ -77,16 +71,8 @@ def test_a_handler_of_somebody_elses_stays(theirs):
     with SignalHandler():
         assert signal.getsignal(signal.SIGINT) is theirs
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) is theirs
-
-
-def test_one_that_was_put_in_place_meanwhile_stays():
-    def theirs(signum, frame):
-        pass
-
-    with SignalHandler():
-        signal.signal(signal.SIGTERM, theirs)
-    assert signal.getsignal(signal.SIGTERM) is theirs
+        signal.signal(signal.SIGTERM, theirs)  # put in place meanwhile
+    assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGTERM) is theirs
 
 
 def test_nothing_changes_where_it_is_not_wanted_or_cannot_be():
@@ -115,6 +101,9 @@ def test_a_forked_worker_leaves_interrupts_to_the_run_and_ends_by_sigterm(signum
     assert capfd.readouterr().err == ""
 
 
+RESUME = "--resume_from_checkpoint out/checkpoint-5"
+
+
 @pytest.mark.parametrize(
     ("argv", "way_on"),
     [
@@ -122,16 +111,10 @@ def test_a_forked_worker_leaves_interrupts_to_the_run_and_ends_by_sigterm(signum
         (["train.py", "config.json"], "trainer.train(resume_from_checkpoint='out/checkpoint-5')"),
         (
             ["my train.py", "--output_dir", "out", "--overwrite_output_dir", "--lr=1"],
-            "python3 'my train.py' --output_dir out --lr=1 --resume_from_checkpoint out/checkpoint-5",
+            f"python3 'my train.py' --output_dir out --lr=1 {RESUME}",
         ),
-        (
-            ["a.py", "--resume_from_checkpoint", "out/checkpoint-2", "--output_dir=out"],
-            "python3 a.py --output_dir=out --resume_from_checkpoint out/checkpoint-5",
-        ),
-        (
-            ["a.py", "--resume_from_checkpoint=True", "--output_dir=out"],
-            "python3 a.py --output_dir=out --resume_from_checkpoint out/checkpoint-5",
-        ),
+        (["a.py", *RESUME.replace("5", "2").split(), "--output_dir=out"], f"python3 a.py --output_dir=out {RESUME}"),
+        (["a.py", "--resume_from_checkpoint=True", "--output_dir=out"], f"python3 a.py --output_dir=out {RESUME}"),
     ],
 )
 def test_the_way_on_is_what_to_type(argv, way_on):

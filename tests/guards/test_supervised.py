@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,35 +66,45 @@ def supervisor(monkeypatch, tmp_path):
     return made
 
 
-def fail(trainer):
-    with pytest.raises(RuntimeError):
-        trainer.train()
+@pytest.fixture
+def train(make_trainer, monkeypatch):
+    """`train(fails_at, ...)` trains, under the supervisor unless told otherwise, and returns the trainer."""
+
+    def run(fails_at=None, message=GPU_FAULT, trainer=None, supervised=True, resume=None, **settings):
+        given = {"callbacks": [] if fails_at is None else [Fails(fails_at, message)], **(trainer or {})}
+        with monkeypatch.context() as patch:
+            if not supervised:
+                patch.delenv(VARIABLE, raising=False)
+            made = make_trainer(given, **{**SETTINGS, **settings})
+            with contextlib.nullcontext() if fails_at is None else pytest.raises(RuntimeError):
+                made.train(resume_from_checkpoint=resume)
+        return made
+
+    return run
+
+
+def runs_of(folder):
+    return {manifest.entry(path, "run") for path in folders.find_checkpoints(folder)}
 
 
 @pytest.fixture
-def whole(make_trainer, tmp_path, monkeypatch):
+def whole(train, tmp_path):
     """The weights of a run that nothing disturbs, which no supervisor started."""
 
-    def train(trainer=None, **settings):
-        with monkeypatch.context() as without:
-            without.delenv(VARIABLE, raising=False)
-            made = make_trainer(trainer, **{**SETTINGS, **settings}, output_dir=str(tmp_path / "whole"))
-            made.train()
-        return weights(made.model)
+    def run(trainer=None):
+        return weights(train(trainer=trainer, supervised=False, output_dir=str(tmp_path / "whole")).model)
 
-    return train
+    return run
 
 
 @pytest.mark.every_device
-def test_restarted_run_goes_on_from_its_newest_checkpoint(make_trainer, supervisor, whole):
-    fail(make_trainer({"callbacks": [Fails(5)]}, **SETTINGS))
-    out = make_trainer(**SETTINGS).args.output_dir
-    assert supervisor.end().progress == Progress(os.path.abspath(out), step=5, examples=8, was_empty=True)
+def test_restarted_run_goes_on_from_its_newest_checkpoint(train, supervisor, whole):
+    out = os.path.abspath(train(5).args.output_dir)
+    assert supervisor.end().progress == Progress(out, step=5, examples=8, was_empty=True)
     assert supervisor.end().error == GPU
-    assert newest_checkpoint(os.path.abspath(out), "id:0") == f"{out}/checkpoint-4"
+    assert newest_checkpoint(out, "id:0") == f"{out}/checkpoint-4"
     supervisor.restart()
-    again = make_trainer(**SETTINGS)
-    again.train()
+    again = train()
     assert len(logged(again, "loss")) == 8
     assert again._mt_supervised is None
     assert_same_weights(weights(again.model), whole())
@@ -101,96 +113,66 @@ def test_restarted_run_goes_on_from_its_newest_checkpoint(make_trainer, supervis
     assert decide(supervisor.end(1), supervisor.restarts, 9) == ""
 
 
-def test_first_start_does_what_the_script_says(make_trainer, supervisor, monkeypatch):
-    with monkeypatch.context() as without:
-        without.delenv(VARIABLE)
-        make_trainer(**SETTINGS).train()
-    trainer = make_trainer(**SETTINGS)
-    assert manifest.entry(f"{trainer.args.output_dir}/checkpoint-8", "run") is None
-    trainer.train()
-    assert trainer.state.log_history[0]["step"] == 1
-    assert manifest.entry(f"{trainer.args.output_dir}/checkpoint-8", "run") == "id:0"
-
-
-def test_checkpoints_of_another_run_are_left_alone(make_trainer, supervisor, monkeypatch, whole):
-    with monkeypatch.context() as without:
-        without.delenv(VARIABLE)
-        make_trainer(**{**SETTINGS, "max_steps": 20}, learning_rate=1e-1).train()
-    fail(make_trainer({"callbacks": [Fails(1)]}, **SETTINGS))
+def test_checkpoints_of_another_run_are_left_alone(train, supervisor, whole):
+    out = train(supervised=False, max_steps=20, learning_rate=1e-1).args.output_dir
+    assert runs_of(out) == {None}
+    train(1)  # the first start does what the script says: a resumed run would not fail at step 1
     supervisor.restart()
     assert not supervisor.restarts[0].progress.was_empty
-    again = make_trainer(**SETTINGS)
-    again.train()
-    assert_same_weights(weights(again.model), whole())
+    assert_same_weights(weights(train().model), whole())
+    assert "id:0" in runs_of(out)
 
 
-def test_restart_without_a_checkpoint_resumes_what_the_script_says(make_trainer, supervisor, monkeypatch, whole):
-    with monkeypatch.context() as without:
-        without.delenv(VARIABLE)
-        fail(make_trainer({"callbacks": [Fails(5)]}, **SETTINGS))
-    with pytest.raises(RuntimeError):
-        make_trainer({"callbacks": [Fails(5)]}, **SETTINGS).train(resume_from_checkpoint=True)
+def test_restart_without_a_checkpoint_resumes_what_the_script_says(train, supervisor, whole):
+    train(5, supervised=False)
+    train(5, resume=True)
     supervisor.restart()
-    again = make_trainer(**SETTINGS)
-    again.train(resume_from_checkpoint=True)
-    assert_same_weights(weights(again.model), whole())
+    assert_same_weights(weights(train(resume=True).model), whole())
 
 
-def test_damaged_checkpoint_is_skipped(make_trainer, supervisor, caplog, whole):
-    fail(make_trainer({"callbacks": [Fails(5)]}, **SETTINGS))
+def test_damaged_checkpoint_is_skipped(train, supervisor, caplog, whole):
+    out = train(5).args.output_dir
     supervisor.restart()
-    again = make_trainer(**SETTINGS)
-    with open(f"{again.args.output_dir}/checkpoint-4/model.safetensors", "r+b") as file:
+    with open(f"{out}/checkpoint-4/model.safetensors", "r+b") as file:
         file.truncate(100)
-    again.train()
+    again = train()
     assert "checkpoint-4, which is damaged" in caplog.text
     assert_same_weights(weights(again.model), whole())
 
 
-def test_each_call_of_train_has_its_own_checkpoints(make_trainer, supervisor):
+def test_each_call_of_train_has_its_own_checkpoints(train, supervisor):
     """Two calls train into one folder; the process dies in the second one."""
 
-    def train(last_step=None):
-        first = make_trainer(**SETTINGS)
-        first.train()
-        second = make_trainer(
-            {"model": first.model, "callbacks": [Fails(last_step)] if last_step else []},
-            **SETTINGS,
-            learning_rate=1e-1,
-        )
-        second.train()
-        return weights(second.model)
+    def twice(last_step=None):
+        return train(last_step, trainer={"model": train().model}, learning_rate=1e-1)
 
-    with pytest.raises(RuntimeError):
-        train(5)
+    twice(5)
     assert supervisor.end().progress.call == 1
     supervisor.restart()
-    found = train()
-    out = make_trainer().args.output_dir
-    assert {manifest.entry(folder, "run") for folder in folders.find_checkpoints(out)} >= {"id:1"}
+    found = twice()
+    assert runs_of(found.args.output_dir) >= {"id:1"}
     supervisor.restarts.clear()
     supervisor.start()
-    assert_same_weights(found, train())
+    assert_same_weights(weights(found.model), weights(twice().model))
 
 
-def test_restart_counts_evaluations_of_early_stopping(make_trainer, supervisor):
+def test_restart_counts_evaluations_of_early_stopping(train, supervisor):
     settings = {
-        **SETTINGS, "max_steps": 12, "eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "score",
+        "max_steps": 12, "eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "score",
         "load_best_model_at_end": True,
     }  # fmt: skip
 
-    def trainer(*more):
-        given = {"compute_metrics": lambda prediction: {"score": 1.0}}
-        return make_trainer({**given, "callbacks": [EarlyStoppingCallback(3), *more]}, **settings)
+    def run(*fails):
+        callbacks = [EarlyStoppingCallback(3), *map(Fails, fails)]
+        given = {"compute_metrics": lambda prediction: {"score": 1.0}, "callbacks": callbacks}
+        return train(*fails, trainer=given, **settings)
 
-    fail(trainer(Fails(7)))
+    run(7)
     supervisor.restart()
-    again = trainer()
-    again.train()
-    assert again.state.global_step == 8  # the best at 2, and three that are no better
+    assert run().state.global_step == 8  # the best at 2, and three that are no better
 
 
-def test_memory_halves_what_is_trained_on_at_a_time(make_trainer, make_model, supervisor, whole):
+def test_memory_halves_what_is_trained_on_at_a_time(train, make_model, supervisor, whole):
     sizes = []
 
     class Counts(Trainer):
@@ -198,55 +180,47 @@ def test_memory_halves_what_is_trained_on_at_a_time(make_trainer, make_model, su
             sizes.append(len(inputs["labels"]))
             return super().training_step(model, inputs, num_items_in_batch)
 
-    def trainer(*callbacks):
-        given = {"kind": Counts, "model": make_model(dropout=0.0), "callbacks": list(callbacks)}
-        return make_trainer(given, **SETTINGS)
+    def run(*fails):
+        sizes.clear()
+        return train(*fails, trainer={"kind": Counts, "model": make_model(dropout=0.0)})
 
-    fail(trainer(Fails(3, NO_MEMORY)))
+    run(3, NO_MEMORY)
     supervisor.restart()
     assert supervisor.restarts[0].examples == 4
-    sizes.clear()
-    fail(trainer(Fails(5)))  # another fault: it stays so
+    run(5)  # another fault: it stays so
     assert set(sizes) == {4}
     supervisor.restart()
-    sizes.clear()
-    again = trainer()
-    again.train()
+    again = run()
     assert (set(sizes), len(sizes)) == ({4}, 2 * 4)
     assert again.args.auto_find_batch_size is False
     torch.testing.assert_close(weights(again.model), whole({"model": make_model(dropout=0.0)}), rtol=0, atol=1e-5)
 
 
-def test_batch_that_cannot_be_split_stays_whole(make_trainer, supervisor, caplog, whole):
+def test_batch_that_cannot_be_split_stays_whole(train, supervisor, caplog, whole):
     class Packed(Trainer):
         def split_batch(self, batch, most):
             raise UnsplittableBatchError("it is packed")
 
-    fail(make_trainer({"kind": Packed, "callbacks": [Fails(3, NO_MEMORY)]}, **SETTINGS))
+    train(3, NO_MEMORY, {"kind": Packed})
     supervisor.restart()
-    again = make_trainer({"kind": Packed}, **SETTINGS)
-    again.train()
+    again = train(trainer={"kind": Packed})
     assert caplog.text.count("stays whole") == 1
     assert_same_weights(weights(again.model), whole())
 
 
-def test_record_and_page_show_each_restart(make_trainer, supervisor):
-    settings = {**SETTINGS, "report": True}
-    fail(make_trainer({"callbacks": [Fails(1)]}, **settings))
-    supervisor.restart()
-    fail(make_trainer({"callbacks": [Fails(5, NO_MEMORY)]}, **settings))
-    supervisor.restart()
-    trainer = make_trainer(**settings)
-    trainer.train()
-    with open(f"{trainer.args.output_dir}/run_record.json") as file:
-        events = [event for event in json.load(file)["events"] if event["kind"] == "restart"]
-    assert [event["step"] for event in events] == [1, 5]
-    for event, said in zip(
-        events, ("died of a GPU fault after step 1", "ran out of memory after step 5"), strict=True
-    ):
-        assert event["text"].endswith(f": the run {said}")
-        with open(f"{trainer.args.output_dir}/report.html") as page:
-            assert f"restarted {event['text']}" in page.read()
+def test_record_and_page_show_each_restart(train, supervisor):
+    for fault in ((1, GPU_FAULT), (5, NO_MEMORY)):
+        train(*fault, report=True)
+        supervisor.restart()
+    out = Path(train(report=True).args.output_dir)
+    record = json.loads((out / "run_record.json").read_text())
+    events = [event for event in record["events"] if event["kind"] == "restart"]
+    page = (out / "report.html").read_text()
+    said = {1: "the run died of a GPU fault after step 1", 5: "the run ran out of memory after step 5"}
+    assert [event["step"] for event in events] == list(said)
+    for event in events:
+        assert event["text"].endswith(f": {said[event['step']]}")
+        assert f"restarted {event['text']}" in page
 
 
 def test_progress_is_noted_at_steps_and_batches_of_evaluations(make_trainer, supervisor, monkeypatch):
@@ -259,23 +233,21 @@ def test_progress_is_noted_at_steps_and_batches_of_evaluations(make_trainer, sup
     assert len(noted) == 9
 
 
-def test_torchrun_resumes_as_well(make_trainer, monkeypatch, whole):
+def test_torchrun_resumes_as_well(train, monkeypatch, whole):
     for name, value in {"RUN_ID": "none", "RESTART_COUNT": "0"}.items():
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
     monkeypatch.setattr(supervised, "_calls", Counter())
-    fail(make_trainer({"callbacks": [Fails(5)]}, **SETTINGS))
+    train(5)
     monkeypatch.setattr(supervised, "_calls", Counter())
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    again = make_trainer({"callbacks": [Fails(3)]}, **SETTINGS)  # a step that is done
-    again.train()
+    again = train(trainer={"callbacks": [Fails(3)]})  # a step that is done
     for name in ("RUN_ID", "RESTART_COUNT"):
         monkeypatch.delenv(f"TORCHELASTIC_{name}")
     assert_same_weights(weights(again.model), whole())
 
 
-def chained(error, cause):
-    error.__cause__ = cause
-    return error
+FAILED_STEP = ValueError("a step failed")
+FAILED_STEP.__cause__ = RuntimeError(GPU_FAULT)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +258,7 @@ def chained(error, cause):
         (torch.OutOfMemoryError("CUDA out of memory."), MEMORY),
         (RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)"), MEMORY),
         (MemoryError(), MEMORY),
-        (chained(ValueError("a step failed"), RuntimeError(GPU_FAULT)), GPU),
+        (FAILED_STEP, GPU),
         (ValueError(GPU_FAULT), OTHER),
         (RuntimeError("shapes cannot be multiplied"), OTHER),
         (KeyboardInterrupt(), OTHER),

@@ -39,6 +39,11 @@ def vit():
     return tiny("ViTForImageClassification", image_size=20, patch_size=4, num_labels=2)
 
 
+def adapted():
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
+
+
 def t5():
     return tiny("T5ForConditionalGeneration")
 
@@ -101,24 +106,22 @@ def losses(trainer):
 @pytest.mark.parametrize(
     ("model", "data"),
     [
-        (llama, texts()),
-        (llama, texts(padding=True)),
-        (llama, texts(packed=True)),
-        (mistral, texts()),
-        (mistral, texts(padding=True)),
-        (mistral, texts(packed=True)),
+        *((model, texts(**kind)) for model in (llama, mistral) for kind in ({}, {"padding": True}, {"packed": True})),
         (bert, texts()),
         (bert, texts(padding=True)),
         (vit, images()),
+        (adapted, texts()),
         (lambda: llama(attn_implementation="eager"), texts(padding=True)),
         (lambda: bert(attn_implementation="eager"), texts(padding=True)),
     ],
 )
 def test_losses_and_gradients_are_those_of_the_models_own_attention(train, calls, model, data):
+    before = dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)
     plain = losses(train(model(), data, False))
     assert not calls
     assert losses(train(model(), data, True)) == pytest.approx(plain, rel=2e-5)
     assert len(calls) == 2 * 4
+    assert (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)) == before
 
 
 @pytest.mark.parametrize(
@@ -137,18 +140,6 @@ def test_it_goes_with_other_settings(train, calls, model, settings):
     near = 0.03 if settings.keys() & {"bf16", "fp16"} else 2e-5  # 8 bits
     plain = losses(train(model(), texts(padding=True), False, **settings))
     assert losses(train(model(), texts(padding=True), True, **settings)) == pytest.approx(plain, rel=near)
-    assert calls
-
-
-def test_adapters_train_the_same(train, calls):
-    peft = pytest.importorskip("peft")
-
-    def adapted():
-        model = llama()
-        return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2))
-
-    plain = losses(train(adapted(), texts(), False))
-    assert losses(train(adapted(), texts(), True)) == pytest.approx(plain, rel=2e-5)
     assert calls
 
 
@@ -214,12 +205,6 @@ def test_evaluation_and_generation_are_the_models_own(train, calls):
     train(model, texts(), True, 2, trainer={"callbacks": [Generates]}, eval_strategy="steps", eval_steps=1)
 
 
-def test_the_interfaces_are_as_before_after_the_run(train):
-    before = dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)
-    train(llama(), texts(), True, 1)
-    assert (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)) == before
-
-
 def test_by_default_it_is_for_long_texts_on_mps(train, calls, monkeypatch, device):
     monkeypatch.setattr(in_models, "SHORTEST", LENGTH)
     train(llama(), texts(), None, 1)
@@ -230,7 +215,7 @@ def test_by_default_it_is_for_long_texts_on_mps(train, calls, monkeypatch, devic
     assert not calls
 
 
-def test_the_first_lines_name_it(train, capsys, device):
+def test_the_first_lines_name_it(train, make_model, capsys, device):
     described = {}
     for chunked in (None, True, False):
         trainer = train(llama(max_position_embeddings=4096), texts(), chunked, 1)
@@ -238,18 +223,15 @@ def test_the_first_lines_name_it(train, capsys, device):
     long = "attention in chunks for texts of 1,024 tokens or more"
     assert described == {None: long if device == "mps" else None, True: "attention in chunks", False: None}
     assert in_models.describe_attention(llama(), trainer.args) is None
+    trainer.args.chunked_attention = True
+    for model in (make_model(), tiny("BloomForCausalLM")):  # without transformers' attention
+        assert in_models.describe_attention(model, trainer.args) is None
 
 
 def test_the_report_names_it(train):
     trainer = train(llama(), texts(), True, 1, report=True)
     page = (Path(trainer.args.output_dir) / "report.html").read_text()
     assert '<th scope="row">attention</th><td>in chunks</td>' in page
-
-
-def test_models_without_transformers_attention_are_not_described(make_args, make_model):
-    bloom = tiny("BloomForCausalLM")
-    for model in (make_model(), bloom):
-        assert in_models.describe_attention(model, make_args(chunked_attention=True)) is None
 
 
 def test_other_uses_of_a_mask_make_it_whole():

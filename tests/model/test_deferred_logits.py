@@ -116,48 +116,23 @@ def log_probabilities(logits, labels):
 
 
 @pytest.mark.parametrize("loss", [smoothed, own_mean, log_probabilities])
-def test_a_loss_of_ones_own_has_the_logits_it_would_have_had(trained, made, loss):
+def test_a_loss_of_ones_own_has_the_logits_it_would_have_had_and_the_run_says_why(make_trainer, trained, made, loss):
     class Own(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             labels = inputs.pop("labels")
             outputs = model(**inputs)
             return (loss(outputs.logits, labels), outputs) if return_outputs else loss(outputs.logits, labels)
 
-    plain = trained(llama(), False, {"kind": Own})
-    assert trained(llama(), True, {"kind": Own}) == plain
-    assert not made
+    def function(outputs, labels, num_items_in_batch=None):
+        return loss(outputs.logits, labels)
 
-
-def test_a_run_says_why_it_computes_the_logits(make_trainer):
-    class Own(Trainer):
-        def compute_loss(self, *args, **kwargs):
-            return super().compute_loss(*args, **kwargs)
-
+    for own in ({"kind": Own}, {"compute_loss_func": function}):
+        plain = trained(llama(), False, own)
+        assert trained(llama(), True, own) == plain
+        assert not made
     trainer = make_trainer({"model": llama(), "train_dataset": rows(), "kind": Own}, max_steps=1)
     trainer.train()
     assert trainer._mt_overrides.slower["the loss without logits"] == ("compute_loss",)
-
-
-def test_a_loss_function_has_the_logits(trained, made):
-    def loss(outputs, labels, num_items_in_batch=None):
-        return own_mean(outputs.logits, labels)
-
-    plain = trained(llama(), False, {"compute_loss_func": loss})
-    assert trained(llama(), True, {"compute_loss_func": loss}) == plain
-    assert not made
-
-
-def test_evaluation_and_prediction_have_logits(make_trainer, made):
-    trainer = make_trainer({"model": llama(), "train_dataset": rows(), "eval_dataset": rows(8)})
-    assert trainer.predict(rows(8)).predictions.shape == (8, 12, WORDS)
-    assert not made
-
-
-def test_the_model_is_given_back_as_it_was(trained):
-    model = llama()
-    trained(model, True)
-    assert "forward" not in vars(model.lm_head)
-    assert type(model.lm_head) is nn.Linear
 
 
 class Copies(TrainerCallback):
@@ -174,8 +149,10 @@ def test_copies_made_in_a_run_have_heads_of_their_own(trained, made):
     copies, model = Copies(), llama()
     trained(model, True, {"callbacks": [copies]})
     assert made
-    for each in (copies.copy, copies.saved):
+    assert "forward" not in vars(model.lm_head)
+    for each in (model, copies.copy, copies.saved):
         assert type(each.lm_head) is nn.Linear
+    for each in (copies.copy, copies.saved):
         model.zero_grad()
         each.zero_grad()
         tokens = torch.arange(5, 25).view(1, -1).to(each.device)
@@ -202,18 +179,20 @@ def test_a_model_that_its_user_compiled_trains(trained):
     assert trained(model, True) == pytest.approx(plain, rel=1e-5, abs=1e-5)
 
 
+def test_few_logits_and_those_of_evaluations_are_computed_at_once(make_trainer, trained, made, monkeypatch):
+    trainer = make_trainer({"model": llama(), "train_dataset": rows(), "eval_dataset": rows(8)})
+    assert trainer.predict(rows(8)).predictions.shape == (8, 12, WORDS)
+    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 8 * 12)
+    trained(llama(), True)
+    assert not made
+
+
 def test_a_model_that_names_no_head_trains(trained):
     class Unnamed(LlamaForCausalLM):
         def get_output_embeddings(self):
             raise NotImplementedError
 
     assert trained(tiny(Unnamed), True) == trained(tiny(Unnamed), False)
-
-
-def test_few_logits_are_computed_at_once(trained, made, monkeypatch):
-    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 8 * 12)
-    trained(llama(), True)
-    assert not made
 
 
 def test_products_over_many_words_are_split_where_they_are_wrong(trained, made, monkeypatch, device):
@@ -237,15 +216,11 @@ def deferred(hidden, weight):
 
 
 @pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: torch._foreach_mul_([x], 2)])
-def test_changes_that_autograd_does_not_follow_are_refused(change):
-    logits = deferred(torch.ones(6, 4, requires_grad=True), torch.ones(5, 4))
-    with pytest.raises(NotImplementedError, match="chunked_cross_entropy=False"):
-        change(logits)
-
-
-def test_logits_read_after_the_weights_changed_are_refused():
+def test_changes_that_autograd_does_not_follow_are_refused_and_reads_after_the_weights_changed(change):
     weight = torch.ones(5, 4)
     logits = deferred(torch.ones(6, 4, requires_grad=True), weight)
+    with pytest.raises(NotImplementedError, match="chunked_cross_entropy=False"):
+        change(logits)
     weight.add_(1)
     with pytest.raises(RuntimeError, match="its weight has changed"):
         logits.sum()

@@ -13,6 +13,7 @@ from mps_trainer.utils.overrides import Overrides
 BATCH, LENGTH, WIDTH, WORDS = 2, 5, 6, 11
 CHAINS = 100  # for each of the 20 seeds
 FACTOR = 0.5
+CPU = torch.device("cpu")
 
 
 class Doubled(torch.autograd.Function):
@@ -165,11 +166,14 @@ LOSSES = [
 ]
 
 
-def rows_of(x, rng):
-    """Returns `x` as most models give it to a loss."""
-    return rng.choice(
-        [lambda: x.view(-1, x.shape[-1]), lambda: x.float().view(-1, x.shape[-1]), lambda: x.reshape(-1, x.shape[-1])]
-    )()
+def loss_of(x, rng):
+    views = [
+        lambda: x.view(-1, x.shape[-1]),
+        lambda: x.float().view(-1, x.shape[-1]),
+        lambda: x.reshape(-1, x.shape[-1]),
+    ]
+    loss, rows = rng.choice(LOSSES), rng.choice(views)()  # as most models give them to a loss
+    return loss(rows, targets(rows, rng), rng).float()
 
 
 def run_chain(head, hidden, seed, changes):
@@ -187,106 +191,67 @@ def run_chain(head, hidden, seed, changes):
             if rng.random() < 0.25:
                 terms.append(loss_of(rng.choice(found), rng))
         terms.append(loss_of(rng.choice(found[:2] if rng.random() < 0.6 else found), rng))
-        loss = sum(terms, start=torch.zeros((), device=hidden.device))
-        shape = rng.random()
-        if shape < 0.1:
-            (inner,) = torch.autograd.grad(loss, leaf, retain_graph=True)
-            loss = loss + (inner.detach() * state).sum()
-        elif shape < 0.2:
-            (inner,) = torch.autograd.grad(loss, state, create_graph=True)
-            loss = loss + inner.square().sum()
-        elif shape < 0.25:
+        loss, how = sum(terms), rng.random()
+        if how < 0.2:
+            again = {"retain_graph": True, "create_graph": how < 0.1}
+            (inner,) = torch.autograd.grad(loss, rng.choice([leaf, state]), **again)
+            loss = loss + (inner * state).sum()
+        elif how < 0.25:
             (inner,) = torch.autograd.grad(loss, rng.choice(found), retain_graph=True)
-            loss = loss + (inner.detach() * inner.detach()).sum()
-        elif shape < 0.3:
+            loss = loss + inner.detach().square().sum()
+        elif how < 0.3:
             loss.backward(retain_graph=True)
-        if shape > 0.95:
-            terms.append(found[0].float().square().mean())  # after the loss was taken
-            loss = loss + terms[-1]
+        elif how > 0.95:
+            loss = loss + found[0].float().square().mean()  # after the loss was taken
         loss.backward()
-        grads = [leaf.grad, head.weight.grad, None if head.bias is None else head.bias.grad]
         kept = [x.grad for x in found if not x.is_leaf and x.retains_grad]
-        return [loss.detach(), *grads, *kept, *(x.detach() + 0 for x in found)]
+        return [loss, leaf.grad, *(one.grad for one in head.parameters()), *kept, *(x.detach() + 0 for x in found)]
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
         return error
 
 
-def loss_of(x, rng):
-    loss, rows = rng.choice(LOSSES), rows_of(x, rng)
-    return loss(rows, targets(rows, rng), rng).float()
-
-
-def make_head(rng, dtype, device, deferred):
-    head = nn.Linear(WIDTH, WORDS, bias=rng.random() < 0.5)
-    draw = torch.Generator().manual_seed(rng.randrange(1000))
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw))
-    head.requires_grad_(rng.random() < 0.7)
-    hidden = torch.randn(BATCH, LENGTH, WIDTH, generator=draw)
-    return head.to(device, dtype), hidden.to(device, dtype)
-
-
-def outcome(seed, dtype, changes, autocast, device, deferred):
-    rng = random.Random(seed)
-    head, hidden = make_head(rng, dtype, device, deferred)
+def outcome(seed, dtype, changes, autocast, deferred):
+    torch.manual_seed(seed)
+    head = nn.Linear(WIDTH, WORDS, bias=seed % 5 < 3, dtype=dtype).requires_grad_(seed % 7 < 5)
+    nn.init.normal_(head.weight)
     with (
-        logits_deferred(head if deferred else None, device, None, True, Overrides()),
-        torch.autocast(device.type, torch.bfloat16, enabled=autocast),
+        logits_deferred(head if deferred else None, CPU, None, True, Overrides()),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        return run_chain(head, hidden, seed, changes)
+        return run_chain(head, torch.randn(BATCH, LENGTH, WIDTH).to(dtype), seed, changes)
 
 
 def difference(plain, deferred, low):
     """Returns a sentence about the first difference; None if there is none."""
-    if isinstance(plain, Exception):
-        return None if isinstance(deferred, Exception) else f"no error, but {plain!r} with plain logits"
-    if isinstance(deferred, Exception):
-        return f"{type(deferred).__name__}: {deferred}"
+    failed = [isinstance(each, Exception) for each in (plain, deferred)]
+    if any(failed):
+        return None if all(failed) else f"{plain!r} and {deferred!r}"
     for number, (one, other) in enumerate(zip(plain, deferred, strict=True)):
-        if (one is None) != (other is None):
-            return f"value {number}: {one} and {other}"
-        if one is None:
+        if one is None and other is None:
             continue
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return f"value {number}: {one.shape}, {one.dtype} and {other.shape}, {other.dtype}"
-        one, other = one.double(), other.double()
+        if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+            return f"value {number}: {one} and {other}"
+        one, other = one.detach().double(), other.detach().double()
         size = one.nan_to_num().norm() + 1e-3
-        # Sums over chunks are rounded to 8 bits each.
-        if not torch.equal(one.isnan(), other.isnan()) or (one - other).nan_to_num().norm() > size * (
-            5e-2 if low else 1e-4
-        ):
+        near = size * (5e-2 if low else 1e-4)  # sums over chunks are rounded to 8 bits each
+        if not torch.equal(one.isnan(), other.isnan()) or (one - other).nan_to_num().norm() > near:
             return f"value {number}: {one} and {other}"
     return None
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 4)
-
-
-@pytest.fixture
-def losses(monkeypatch):
-    """Counts the losses that are computed without logits."""
-    count = []
-    original = deferred_logits.chunked_cross_entropy
-    monkeypatch.setattr(
-        deferred_logits, "chunked_cross_entropy", lambda *args, **kw: count.append(1) or original(*args, **kw)
-    )
-    return count
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(20))
-def test_random_operations_train_as_on_plain_logits(seed, losses):
-    wrong, device = [], torch.device("cpu")
+def test_random_operations_train_as_on_plain_logits(seed, monkeypatch):
+    wrong, losses = [], []
+    original = deferred_logits.chunked_cross_entropy
+    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 4)
+    monkeypatch.setattr(
+        deferred_logits, "chunked_cross_entropy", lambda *args, **kw: losses.append(1) or original(*args, **kw)
+    )
     for chain in range(seed * CHAINS, (seed + 1) * CHAINS):
-        changes = chain % 2 == 0
         dtype, autocast = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)][chain % 3]
-        plain = outcome(chain, dtype, changes, autocast, device, False)
-        deferred = outcome(chain, dtype, changes, autocast, device, True)
-        low = autocast or dtype is torch.bfloat16
-        if found := difference(plain, deferred, low):
-            wrong.append(f"chain {chain}: {found}")
+        found = [outcome(chain, dtype, chain % 2 == 0, autocast, deferred) for deferred in (False, True)]
+        if said := difference(*found, autocast or dtype is torch.bfloat16):
+            wrong.append(f"chain {chain}: {said}")
     assert not wrong, f"{len(wrong)}: " + "\n".join(wrong)[:3000]
     assert len(losses) >= 5

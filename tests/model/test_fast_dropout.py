@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from mps_trainer.model.patches.fast_dropout import attention, dropout, fast_dropout, kept, scale_of
+from tests.conftest import logged
 
 N = 2**22
 SIGMAS = 5  # the chance that a sound generator fails one of these tests is below one in a million
@@ -15,19 +16,13 @@ SIGMAS = 5  # the chance that a sound generator fails one of these tests is belo
 @pytest.fixture(scope="module")
 def mask():
     torch.manual_seed(7)
-    return kept(torch.Size([N]), 0.1, torch.float64)
+    drawn = kept(torch.Size([N]), 0.1, torch.float64)
+    assert set(drawn.unique().tolist()) == {0.0, 1.0}
+    return drawn
 
 
 def within(value, expected, deviation):
     return abs(value - expected) < SIGMAS * deviation
-
-
-def test_mean_and_variance(mask):
-    q = 1 / scale_of(0.1)
-    assert set(mask.unique().tolist()) == {0.0, 1.0}
-    assert within(mask.mean().item(), q, math.sqrt(q * (1 - q) / N))
-    fourth = q * (1 - q) * (1 - 3 * q * (1 - q))  # the fourth central moment, of which the variance's error is made
-    assert within(mask.var().item(), q * (1 - q), math.sqrt((fourth - (q * (1 - q)) ** 2) / N))
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 4, 5, 8, 64, 1024])
@@ -127,19 +122,6 @@ def test_attention_equals_torch_where_nothing_is_dropped(shapes, mask, scale):
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("mask", [torch.ones(4, 4, dtype=torch.int64).tril(), torch.zeros(4, 4, dtype=torch.float64)])
-def test_a_mask_of_another_format_is_left_to_torch(mask):
-    query = torch.randn(1, 2, 4, 8)
-    with fast_dropout(True), pytest.raises(RuntimeError, match="dtype"):
-        functional.scaled_dot_product_attention(query, query, query, mask, 0.1)
-
-
-def test_nested_tensors_are_left_to_torch():
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    with fast_dropout(True):
-        assert functional.dropout(nested, 0.5).is_nested
-
-
 def test_a_module_of_torchs_own_takes_it():
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
@@ -160,17 +142,11 @@ def test_attention_with_dropout_is_exact_in_expectation():
     assert (draws.std(0) > 0).all()
 
 
-def test_it_ends_with_the_block_and_is_off_by_default():
+def test_what_it_does_not_take_is_torchs():
+    ones, query = torch.ones(1000), torch.randn(1, 2, 4, 8)
     plain = functional.dropout, functional.scaled_dot_product_attention
     with fast_dropout(False):
         assert (functional.dropout, functional.scaled_dot_product_attention) == plain
-    with pytest.raises(ValueError, match="dropout probability"), fast_dropout(True):
-        functional.dropout(torch.ones(1), 1.5 if functional.dropout is not plain[0] else 0.5)
-    assert (functional.dropout, functional.scaled_dot_product_attention) == plain
-
-
-def test_what_it_does_not_take_is_torchs():
-    ones = torch.ones(1000)
     with fast_dropout(True):
         assert torch.equal(functional.dropout(ones, 0.0), ones)
         assert torch.equal(functional.dropout(ones, 1.0), torch.zeros(1000))
@@ -178,25 +154,25 @@ def test_what_it_does_not_take_is_torchs():
         changed = ones.clone()
         assert functional.dropout(changed, 0.5, inplace=True) is changed
         assert set(functional.dropout(ones.to("meta"), 0.5).shape) == {1000}
-        with pytest.raises(ValueError, match="dropout probability"):
-            functional.dropout(ones, 1.5)
-
-
-def losses(make_trainer, **settings):
-    torch.manual_seed(0)
-    trainer = make_trainer(max_steps=4, logging_steps=1, use_cpu=True, seed=5, **settings)
-    trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
+        assert functional.dropout(torch.nested.nested_tensor([ones, ones[:3]]), 0.5).is_nested
+        for mask in (torch.ones(4, 4, dtype=torch.int64).tril(), torch.zeros(4, 4, dtype=torch.float64)):
+            with pytest.raises(RuntimeError, match="dtype"):
+                functional.scaled_dot_product_attention(query, query, query, mask, 0.1)
+    with pytest.raises(ValueError, match="dropout probability"), fast_dropout(True):
+        functional.dropout(ones, 1.5)
+    assert (functional.dropout, functional.scaled_dot_product_attention) == plain
 
 
 def test_a_run_draws_as_torch_does_unless_told_otherwise(make_trainer):
-    plain, _ = losses(make_trainer)
-    fast, trainer = losses(make_trainer, fast_dropout=True)
-    again, _ = losses(make_trainer, fast_dropout=True)
-    assert fast == again
-    assert fast != plain
-    assert functional.dropout.__module__ == "torch.nn.functional"
-    assert type(trainer.model.dropout) is torch.nn.Dropout
+    def losses(**settings):
+        torch.manual_seed(0)
+        trainer = make_trainer(max_steps=4, seed=5, **settings)
+        trainer.train()
+        assert functional.dropout.__module__ == "torch.nn.functional"
+        return logged(trainer, "loss")
+
+    fast = losses(fast_dropout=True)
+    assert losses(fast_dropout=True) == fast != losses()
 
 
 def test_autocast_takes_it():

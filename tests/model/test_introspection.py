@@ -11,20 +11,15 @@ peft = pytest.importorskip("peft")
 LORA = peft.LoraConfig(target_modules=["q_proj"], r=2)
 
 
-@pytest.fixture
-def llama():
-    return tiny("LlamaForCausalLM")
-
-
-def test_base_model_is_the_model_under_the_adapters_of_peft(llama):
-    assert base_model(peft.get_peft_model(llama, LORA)) is llama
-    assert base_model(llama) is llama
-
-
-def test_base_model_of_a_mixed_model_is_the_one_under_its_adapters(llama):
-    assert base_model(peft.get_peft_model(llama, LORA, mixed=True)) is llama
-
-
-def test_base_model_with_adapters_of_transformers_keeps_its_head(llama):
-    llama.add_adapter(LORA)
-    assert base_model(llama) is llama
+@pytest.mark.parametrize(
+    "adapt",
+    [
+        lambda model: model,
+        lambda model: peft.get_peft_model(model, LORA),
+        lambda model: peft.get_peft_model(model, LORA, mixed=True),
+        lambda model: model.add_adapter(LORA) or model,  # adapters of transformers, which keep the head
+    ],
+)
+def test_base_model_is_the_one_under_its_adapters(adapt):
+    llama = tiny("LlamaForCausalLM")
+    assert base_model(adapt(llama)) is llama

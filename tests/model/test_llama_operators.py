@@ -7,9 +7,10 @@ import pickle
 import pytest
 import torch
 from transformers import masking_utils
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
 from transformers.models.llama import modeling_llama
 
-from mps_trainer import Trainer, TrainingArguments
+from mps_trainer import Trainer
 from mps_trainer.model.patches.norms import is_rms_norm, norms_in_few_kernels
 from mps_trainer.model.patches.positions import DECODERS, positions_made_once
 from mps_trainer.model.patches.rotary import is_rotation, rotations_in_few_kernels
@@ -52,18 +53,39 @@ def loss_and_gradients(model, steps=1, **inputs):
     return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
 
+def assert_close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ALIKE)
 @pytest.mark.parametrize("mask", [None, torch.tensor([[1] * 20, [1] * 14 + [0] * 6])], ids=["", "padded"])
 def test_losses_and_gradients_are_those_of_transformers(name, mask):
     model = make(name)
+    assert type(model.model).__name__ in DECODERS
+    assert len(ALIKE) == len(DECODERS)
+    assert is_rms_norm(type(model.model.norm)) == (not name.startswith(("Gemma", "Olmo")))
     expected = loss_and_gradients(model, attention_mask=mask)
     with all_patches(model):
         found = loss_and_gradients(model, steps=2, attention_mask=mask)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected)
 
 
-def test_the_decoders_of_the_list_are_tested():
-    assert {f"{name}Model" for name in ALIKE} == DECODERS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_loss_is_close(dtype):
+    model = make()
+    with torch.autocast("cpu", dtype=dtype):
+        expected = loss_and_gradients(model)
+        with all_patches(model):
+            torch.testing.assert_close(loss_and_gradients(model), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_frequencies_that_follow_the_lengths_are_computed_each_time():
+    ropes = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = make(rope_parameters=ropes, max_position_embeddings=8)
+    expected = loss_and_gradients(model)
+    with all_patches(model):
+        assert "forward" not in vars(model.model.rotary_emb)
+        assert_close(loss_and_gradients(model), expected)
 
 
 @pytest.mark.parametrize("patch", PATCHES)
@@ -106,7 +128,7 @@ def test_a_copy_made_during_a_run_goes_on_as_before(copied):
         other = copied(model)
         during = loss_and_gradients(other)
     assert type(other.model.norm) is modeling_llama.LlamaRMSNorm
-    torch.testing.assert_close([during, loss_and_gradients(other)], [expected] * 2, rtol=1e-5, atol=1e-6)
+    assert_close([during, loss_and_gradients(other)], [expected] * 2)
 
 
 def test_transforms_of_functions_see_the_layers_of_transformers():
@@ -120,30 +142,20 @@ def test_transforms_of_functions_see_the_layers_of_transformers():
     with all_patches(model):
         gradients = torch.func.grad(loss)(weights)
         compiled = torch.compile(model, backend="eager")(input_ids=tokens, labels=tokens, use_cache=False).loss
-    torch.testing.assert_close(compiled.detach(), loss(weights), rtol=1e-5, atol=1e-6)
+    assert_close(compiled.detach(), loss(weights))
     loss_of_model = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     loss_of_model.backward()
     expected = {name: one.grad for name, one in model.named_parameters()}
-    torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-6)
+    assert_close(gradients, expected)
 
 
-def test_norms_that_differ_are_left_alone():
-    assert is_rms_norm(modeling_llama.LlamaRMSNorm)
-    for name in ALIKE:
-        norm = type(make(name).model.norm)
-        assert is_rms_norm(norm) == (not name.startswith(("Gemma", "Olmo"))), norm
-
+def test_norms_and_rotations_that_differ_are_left_alone():
     class Mine(modeling_llama.LlamaRMSNorm):
         def forward(self, hidden_states):
             return super().forward(hidden_states) + 1
 
     Mine.__module__, Mine.__name__ = "transformers.models.mine", "MineRMSNorm"
     assert not is_rms_norm(Mine)
-
-
-def test_rotations_that_differ_are_left_alone():
-    from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
-
     assert is_rotation(modeling_llama.apply_rotary_pos_emb)
     assert not is_rotation(interleaved)
 
@@ -189,38 +201,18 @@ def test_packed_sequences_stay_apart():
         loss_and_gradients(model)
         found = loss_and_gradients(model, position_ids=packed)
         plain = loss_and_gradients(model)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(found, expected)
     assert not torch.equal(found[0], plain[0])
 
 
-def test_frequencies_that_follow_the_lengths_are_computed_each_time():
-    ropes = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    model = make(rope_parameters=ropes, max_position_embeddings=8)
-    expected = loss_and_gradients(model)
-    with all_patches(model):
-        assert "forward" not in vars(model.model.rotary_emb)
-        torch.testing.assert_close(loss_and_gradients(model), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_the_loss_is_close(dtype):
-    model = make()
-    with torch.autocast("cpu", dtype=dtype):
-        expected = loss_and_gradients(model)
-        with all_patches(model):
-            found = loss_and_gradients(model)
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
-
-
 @pytest.mark.parametrize(("lora", "most"), [(False, 240), (True, 320)])
-def test_a_step_takes_few_operators_and_no_wait(mps, tmp_path, lora, most):
+def test_a_step_takes_few_operators_and_no_wait(mps, make_trainer, lora, most):
     model = make(hidden_size=64)
     if lora:
         peft = pytest.importorskip("peft")
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
-    rows = torch.randint(0, 60, (32, 16))
-    settings = {"max_steps": 8, "per_device_train_batch_size": 4, "report_to": "none", "logging_steps": 100}
-    args = TrainingArguments(tmp_path, save_strategy="no", disable_tqdm=True, **settings)
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 60, (32, 16))]
+    settings = {"max_steps": 8, "per_device_train_batch_size": 4, "logging_steps": 100}
     counted = []
 
     def note(*_):
@@ -228,7 +220,7 @@ def test_a_step_takes_few_operators_and_no_wait(mps, tmp_path, lora, most):
         counted.append((sum(one[0] for one in counters["operators"].values()), counters["blocking_reads"]))
 
     model.register_forward_pre_hook(note)
-    Trainer(model, args, train_dataset=[{"input_ids": row, "labels": row} for row in rows]).train()
+    make_trainer({"model": model, "train_dataset": rows, "eval_dataset": None}, **settings).train()
     assert counted[6][0] - counted[5][0] <= most
     assert counted[6][1] == counted[5][1]
 

@@ -1,20 +1,22 @@
 """The last layer of a classifier, computed for the first token alone."""
 
 import copy
-import io
+import pickle
 
 import pytest
 import torch
 import transformers
 
-from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.model.patches import unread_tokens
 from mps_trainer.model.patches.unread_tokens import CLASSIFIERS, last_layer, unread_tokens_skipped
+from mps_trainer.model.preparation import skips_unread_tokens
 from tests.conftest import weights
 from tests.tiny import tiny
 
+CLASSIFIER, WITH_HEAD = "BertForSequenceClassification", "RobertaForSequenceClassification"
 
-def made(name="BertForSequenceClassification", dropout=0.0, attention="sdpa", **settings):
+
+def made(name=CLASSIFIER, dropout=0.0, attention="sdpa", **settings):
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     return tiny(name, **{**rates, "embedding_size": 16, "attn_implementation": attention, **settings})
 
@@ -48,17 +50,24 @@ def gradients(model, **inputs):
     return outputs.logits.detach(), grads
 
 
-def assert_close(given, expected, atol=1e-6):
-    logits, of_weights = given
-    torch.testing.assert_close(logits, expected[0], atol=atol, rtol=1e-5)
-    assert of_weights.keys() == expected[1].keys()
-    for name, gradient in of_weights.items():
-        torch.testing.assert_close(
-            gradient, expected[1][name], atol=atol, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-        )
+def assert_close(given, expected):
+    torch.testing.assert_close(given, expected, atol=1e-6, rtol=1e-4)
 
 
-def assert_like_the_whole_layer(model, inputs, computed):
+@pytest.mark.parametrize(
+    ("name", "settings", "changed"),
+    [
+        *((name, {"attention": kind}, {}) for name in CLASSIFIERS for kind in ("sdpa", "eager")),
+        *((name, {"chunk_size_feed_forward": 3}, {}) for name in CLASSIFIERS),
+        (CLASSIFIER, {}, {"attention_mask": None}),
+        (CLASSIFIER, {}, {"attention_mask": torch.ones(3, 6, dtype=torch.long)}),
+        (CLASSIFIER, {}, {"attention_mask": torch.tril(torch.ones(6, 6)).bool().expand(3, 1, 6, 6)}),
+        (CLASSIFIER, {}, {"input_ids": None, "inputs_embeds": torch.linspace(-1, 1, 288).reshape(3, 6, 16)}),
+        (CLASSIFIER, {}, {"token_type_ids": torch.ones(3, 6, dtype=torch.long)}),
+    ],
+)
+def test_logits_and_gradients_are_those_of_the_whole_layer(name, settings, changed, computed):
+    model, inputs = made(name, **settings), {**batch(), **changed}
     expected = gradients(model, **inputs)
     last_layer(model)
     computed.clear()  # the probe's
@@ -66,26 +75,6 @@ def assert_like_the_whole_layer(model, inputs, computed):
         given = gradients(model, **inputs)
     assert computed == [(3, 6, 16)]
     assert_close(given, expected)
-
-
-@pytest.mark.parametrize("settings", [{"attention": "sdpa"}, {"attention": "eager"}, {"chunk_size_feed_forward": 3}])
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_logits_and_gradients_are_those_of_the_whole_layer(name, settings, computed):
-    assert_like_the_whole_layer(made(name, **settings), batch(), computed)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"attention_mask": None},
-        {"attention_mask": torch.ones(3, 6, dtype=torch.long)},
-        {"attention_mask": torch.tril(torch.ones(6, 6)).bool().expand(3, 1, 6, 6)},
-        {"input_ids": None, "inputs_embeds": torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(2))},
-        {"token_type_ids": torch.ones(3, 6, dtype=torch.long)},
-    ],
-)
-def test_kinds_of_inputs(changed, computed):
-    assert_like_the_whole_layer(made(), {**batch(), **changed}, computed)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -102,55 +91,78 @@ def test_under_activation_checkpointing(use_reentrant, computed):
     assert_close(given, expected)
 
 
-@pytest.mark.parametrize("asked", ["output_hidden_states", "output_attentions"])
+@pytest.mark.parametrize("asked", ["hidden_states", "attentions"])
 @pytest.mark.parametrize("where", ["call", "config"])
 def test_hidden_states_and_attentions_that_are_asked_for_are_whole(asked, where):
     model = made(attention="eager").eval()
-    inputs = batch()
-    if where == "config":
-        setattr(model.config, asked, True)
-    else:
-        inputs[asked] = True
+    inputs = batch() | ({f"output_{asked}": True} if where == "call" else {})
+    setattr(model.config, f"output_{asked}", where == "config")
     with torch.no_grad():
-        expected = model(**inputs)
+        expected = model(**inputs)[asked]
         with unread_tokens_skipped(model, True):
-            given = model(**inputs)
-    name = asked.removeprefix("output_")
-    assert len(given[name]) == len(expected[name]) >= 2
-    for one, other in zip(given[name], expected[name], strict=True):
-        torch.testing.assert_close(one, other)
+            given = model(**inputs)[asked]
+    assert len(given) >= 2
+    torch.testing.assert_close(given, expected)
 
 
-def test_the_base_model_by_itself_is_whole():
+def test_the_base_model_by_itself_is_whole_and_the_model_as_before_afterwards():
     model = made().eval()
     inputs = {name: each for name, each in batch().items() if name != "labels"}
-    with torch.no_grad(), unread_tokens_skipped(model, True):
+    with torch.no_grad(), unread_tokens_skipped(model, True), unread_tokens_skipped(model, True):
         assert model.bert(**inputs).last_hidden_state.shape == (3, 6, 16)
         with pytest.raises(IndexError):
             model(input_ids=torch.full((1, 4), 1000))
         assert model.bert(**inputs).last_hidden_state.shape == (3, 6, 16)
+    with pytest.raises(KeyError), unread_tokens_skipped(model, True):
+        raise KeyError
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def hook_of_all(model, hook):
+    own = model.bert.encoder
+    return torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *given: hook(module, *given) if module is own else None
+    )
+
+
+def own_forward(model, hook):
+    part = model.bert.encoder.layer[1].intermediate
+    plain = part.forward
+    part.forward = lambda hidden: hook(part, hidden) or plain(hidden)
+
+
+def registered(place, kind="register_forward_hook"):
+    return lambda model, hook: getattr(model.get_submodule(place), kind)(hook)
+
+
+ON_HEAD = registered("classifier", "register_forward_pre_hook")  # of a model whose head gets all tokens
 
 
 @pytest.mark.parametrize(
-    ("place", "kind"),
+    "watch",
     [
-        ("bert.encoder.layer.1", "register_forward_hook"),
-        ("bert.encoder.layer.1", "register_full_backward_hook"),
-        ("bert.encoder.layer.1", "register_full_backward_pre_hook"),
-        ("bert.encoder.layer.1.output.dense", "register_forward_pre_hook"),
-        ("bert.encoder", "register_forward_hook"),
-        ("bert", "register_forward_hook"),
-        ("bert.pooler", "register_forward_pre_hook"),
-        ("classifier", "register_forward_pre_hook"),
+        registered("bert.encoder.layer.1"),
+        registered("bert.encoder.layer.1", "register_full_backward_hook"),
+        registered("bert.encoder.layer.1", "register_full_backward_pre_hook"),
+        registered("bert.encoder.layer.1.output.dense", "register_forward_pre_hook"),
+        registered("bert.encoder"),
+        registered("bert"),
+        registered("bert.pooler", "register_forward_pre_hook"),
+        ON_HEAD,
+        hook_of_all,
+        own_forward,
     ],
 )
-def test_hooks_see_all_tokens(place, kind):
-    model = made("RobertaForSequenceClassification" if place == "classifier" else "BertForSequenceClassification")
-    seen = []
-    getattr(model.get_submodule(place), kind)(lambda module, *given: seen.append(shapes_in(given[-1])))
-    model(**batch()).loss.backward()
-    with unread_tokens_skipped(model, True):
+def test_hooks_see_all_tokens(watch):
+    model, seen = made(WITH_HEAD if watch is ON_HEAD else CLASSIFIER), []
+    hook = watch(model, lambda module, *given: seen.append(shapes_in(given[-1])))
+    try:
         model(**batch()).loss.backward()
+        with unread_tokens_skipped(model, True):
+            model(**batch()).loss.backward()
+    finally:
+        if hook is not None:
+            hook.remove()
     assert seen[0] == seen[1] != []
 
 
@@ -160,37 +172,6 @@ def shapes_in(value):
     if isinstance(value, dict):
         value = list(value.values())
     return [shape for each in value for shape in shapes_in(each)] if isinstance(value, list | tuple) else []
-
-
-def test_hooks_of_all_modules_see_all_tokens():
-    model = made().eval()
-    seen = []
-    hook = torch.nn.modules.module.register_module_forward_hook(
-        lambda module, args, output: seen.append(shapes_in(output)[0]) if module is model.bert.encoder else None
-    )
-    try:
-        with torch.no_grad(), unread_tokens_skipped(model, True):
-            model(**batch())
-    finally:
-        hook.remove()
-    assert seen == [(3, 6, 16)]
-
-
-def test_a_forward_of_ones_own_on_a_part_sees_all_tokens():
-    model = made().eval()
-    part = model.bert.encoder.layer[1].intermediate
-    plain, seen = part.forward, []
-    part.forward = lambda hidden: seen.append(hidden.shape[1]) or plain(hidden)
-    with torch.no_grad(), unread_tokens_skipped(model, True):
-        model(**batch())
-    assert seen == [6]
-
-
-def test_the_model_is_as_before_afterwards():
-    model = made()
-    with pytest.raises(IndexError), unread_tokens_skipped(model, True), unread_tokens_skipped(model, True):
-        model(input_ids=torch.full((1, 4), 1000))
-    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_attention_of_ones_own_gets_all_queries(computed):
@@ -221,53 +202,14 @@ def test_a_wrapper_that_others_put_around_forward_stays():
         assert model.bert(inputs["input_ids"]).last_hidden_state.shape[1] == 6
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_copies_are_models_of_their_own(how):
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_models_of_their_own(copied):
     model = made().eval()
-    with unread_tokens_skipped(model, True):
-        if how == "deepcopy":
-            other = copy.deepcopy(model)
-        else:
-            file = io.BytesIO()
-            torch.save(model, file)
-            file.seek(0)
-            other = torch.load(file, weights_only=False)
-        with torch.no_grad():
-            torch.testing.assert_close(other(**batch()).logits, model(**batch()).logits)
     with torch.no_grad():
+        with unread_tokens_skipped(model, True):
+            other = copied(model)
+            torch.testing.assert_close(other(**batch()).logits, model(**batch()).logits)
         assert other.bert(batch()["input_ids"]).last_hidden_state.shape[1] == 6
-
-
-def not_taken():
-    class Own(transformers.BertForSequenceClassification):
-        """Reads the mean of all tokens."""
-
-    yield "own", Own(made().config)
-    yield "decoder", made(is_decoder=True)
-    yield "for tokens", made("BertForTokenClassification")
-    yield "a plain module", torch.nn.Linear(2, 2)
-    layer = type(made().bert.encoder.layer[1])
-
-    def twice(self, hidden, mask=None, **kwargs):
-        return 2 * layer.forward(self, hidden, mask, **kwargs)
-
-    otherwise = made()
-    otherwise.bert.encoder.layer[1].__class__ = type(
-        "BertLayer", (layer,), {"forward": twice, "__module__": layer.__module__}
-    )
-    yield "a layer that computes otherwise", otherwise
-    without_layers = made()
-    without_layers.bert.encoder.layer = torch.nn.ModuleList()
-    yield "no layer", without_layers
-    own_head = made("RobertaForSequenceClassification")
-    own_head.classifier = Mean()
-    yield "own head", own_head
-    own_pooler = made()
-    own_pooler.bert.pooler = Mean()
-    yield "own pooler", own_pooler
-    mixing = made()
-    mixing.bert.encoder.layer[1].output.dense = torch.nn.Conv1d(6, 6, 1)
-    yield "a convolution in the layer", mixing
 
 
 class Mean(torch.nn.Module):
@@ -277,9 +219,40 @@ class Mean(torch.nn.Module):
         return hidden.mean(1)
 
 
-@pytest.mark.parametrize(("name", "model"), list(not_taken()), ids=lambda each: each if isinstance(each, str) else "")
-def test_other_models_are_left_alone(name, model):
-    assert last_layer(model) is None
+class Own(transformers.BertForSequenceClassification):
+    """Reads the mean of all tokens."""
+
+
+class OtherLayer(transformers.models.bert.modeling_bert.BertLayer):
+    def forward(self, *args, **kwargs):
+        return 2 * super().forward(*args, **kwargs)
+
+
+OtherLayer.__module__, OtherLayer.__name__ = OtherLayer.__base__.__module__, "BertLayer"
+
+
+def with_part(place, part, name=CLASSIFIER):
+    model = made(name)
+    model.set_submodule(place, part)
+    return model
+
+
+LEFT_ALONE = {
+    "own": lambda: Own(made().config),
+    "decoder": lambda: made(is_decoder=True),
+    "for tokens": lambda: made("BertForTokenClassification"),
+    "a plain module": lambda: torch.nn.Linear(2, 2),
+    "a layer that computes otherwise": lambda: with_part("bert.encoder.layer.1", OtherLayer(made().config)),
+    "no layer": lambda: with_part("bert.encoder.layer", torch.nn.ModuleList()),
+    "own head": lambda: with_part("classifier", Mean(), WITH_HEAD),
+    "own pooler": lambda: with_part("bert.pooler", Mean()),
+    "a convolution in the layer": lambda: with_part("bert.encoder.layer.1.output.dense", torch.nn.Conv1d(6, 6, 1)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_other_models_are_left_alone(name):
+    assert last_layer(LEFT_ALONE[name]()) is None
 
 
 def test_attention_is_dropped_in_training_alone():
@@ -302,88 +275,69 @@ def test_asking_draws_no_random_number():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def rows(count=24):
+def rows(count=24, length=12):
     randoms = torch.Generator().manual_seed(4)
     for index in range(count):
-        length = int(torch.randint(3, 12, (), generator=randoms))
-        yield {"input_ids": torch.randint(3, 64, (length,), generator=randoms).tolist(), "labels": index % 2}
+        seen = torch.arange(length) < torch.randint(3, length, (), generator=randoms)
+        tokens = torch.randint(3, 64, (length,), generator=randoms) * seen
+        yield {"input_ids": tokens, "attention_mask": seen.long(), "labels": index % 2}
 
 
-def collated(examples):
-    length = max(len(each["input_ids"]) for each in examples)
-    ids = torch.tensor([each["input_ids"] + [0] * (length - len(each["input_ids"])) for each in examples])
-    labels = torch.tensor([each["labels"] for each in examples])
-    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
+@pytest.fixture
+def trained(make_trainer):
+    def run(model, **settings):
+        torch.manual_seed(6)
+        data = {"model": model, "train_dataset": list(rows()), "eval_dataset": list(rows())}
+        trainer = make_trainer(data, **{"max_steps": 3, "learning_rate": 1e-3, **settings})
+        trainer.train()
+        return trainer
+
+    return run
 
 
-def trained(model, folder, **settings):
-    args = TrainingArguments(folder, max_steps=3, per_device_train_batch_size=8, learning_rate=1e-3, report_to="none",
-                             disable_tqdm=True, save_strategy="no", **settings)  # fmt: skip
-    trainer = Trainer(model, args, train_dataset=list(rows()), eval_dataset=list(rows()), data_collator=collated)
-    trainer.train()
-    return trainer
-
-
-def assert_close_weights(model, other):
-    for name, weight in weights(other).items():
-        torch.testing.assert_close(weights(model)[name], weight, atol=1e-5, rtol=1e-4)
+def adapted(name=CLASSIFIER, **settings):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(6)
+    return peft.get_peft_model(made(name), peft.LoraConfig(task_type="SEQ_CLS", **settings))
 
 
 @pytest.mark.every_device
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_run_learns_the_same_weights(checkpointing, tmp_path, computed):
-    settings = {"activation_checkpointing": checkpointing}
-    plain = trained(made(), tmp_path, **settings)
+@pytest.mark.parametrize(
+    ("make", "settings", "layers"),
+    [
+        (made, {}, 3),
+        (made, {"activation_checkpointing": True}, 6),
+        (made, {"eval_strategy": "steps", "eval_steps": 3}, 3 + 3),
+        (made, {"bf16": True}, 3),
+        (lambda: adapted(target_modules=["query", "value", "dense"]), {}, 3),
+        # a head that is trained beside adapters
+        (
+            lambda: adapted(WITH_HEAD, target_modules=["query"], modules_to_save=["classifier"]),
+            {},
+            3,
+        ),
+    ],
+)
+def test_a_run_learns_the_same_weights(make, settings, layers, trained, computed):
+    plain = trained(make(), **settings)
     assert not computed
-    short = trained(made(), tmp_path, skip_unread_tokens=True, **settings)
-    assert len([each for each in computed if each[0] == 8]) == (6 if checkpointing else 3)
-    assert_close_weights(short.model, plain.model)
+    short = trained(make(), skip_unread_tokens=True, **settings)
+    assert len([each for each in computed if each[0] == 8]) == layers
+    near = 1e-3 if "bf16" in settings else 1e-5
+    torch.testing.assert_close(weights(short.model), weights(plain.model), atol=near, rtol=1e-4)
     computed.clear()
     given, expected = short.predict(short.eval_dataset), plain.predict(plain.eval_dataset)
     assert len(computed) == 3
-    assert torch.allclose(torch.tensor(given.predictions), torch.tensor(expected.predictions), atol=1e-4)
-    assert given.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], abs=1e-5)
-
-
-def test_evaluations_during_a_run_skip_too(tmp_path, computed):
-    trained(made(), tmp_path, skip_unread_tokens=True, eval_strategy="steps", eval_steps=3)
-    assert len([each for each in computed if each[0] == 8]) == 3 + 3
-
-
-def test_with_adapters(tmp_path, computed):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value", "dense"], lora_dropout=0.0)
-    torch.manual_seed(6)
-    plain = trained(peft.get_peft_model(made(), copy.deepcopy(config)), tmp_path)
-    torch.manual_seed(6)
-    short = trained(peft.get_peft_model(made(), copy.deepcopy(config)), tmp_path, skip_unread_tokens=True)
-    assert len([each for each in computed if each[0] == 8]) == 3
-    assert_close_weights(short.model, plain.model)
-
-
-def test_with_a_head_that_is_trained_beside_adapters(tmp_path, computed):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"], modules_to_save=["classifier"])
-    model = peft.get_peft_model(made("RobertaForSequenceClassification"), config)
-    trained(model, tmp_path, skip_unread_tokens=True)
-    assert len([each for each in computed if each[0] == 8]) == 3
-
-
-def test_in_bfloat16(tmp_path, computed):
-    short = trained(made(), tmp_path, skip_unread_tokens=True, bf16=True)
-    assert len([each for each in computed if each[0] == 8]) == 3
-    assert short.evaluate()["eval_loss"] < 2
-
-
-def test_a_compiled_or_a_sharded_model_is_left_alone(tmp_path):
-    from mps_trainer.model.preparation import skips_unread_tokens
-
-    settings = {"report_to": "none", "use_cpu": True}
-    assert skips_unread_tokens(TrainingArguments(tmp_path, skip_unread_tokens=True, **settings))
-    assert not skips_unread_tokens(TrainingArguments(tmp_path, **settings))
-    assert not skips_unread_tokens(
-        TrainingArguments(tmp_path, skip_unread_tokens=True, torch_compile=True, **settings)
+    torch.testing.assert_close(
+        torch.tensor(given.predictions), torch.tensor(expected.predictions), atol=10 * near, rtol=0
     )
-    sharded = TrainingArguments(tmp_path, skip_unread_tokens=True, **settings)
+    assert given.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], abs=near)
+
+
+def test_a_compiled_or_a_sharded_model_is_left_alone(make_args):
+    assert skips_unread_tokens(make_args(skip_unread_tokens=True))
+    assert not skips_unread_tokens(make_args())
+    assert not skips_unread_tokens(make_args(skip_unread_tokens=True, torch_compile=True))
+    sharded = make_args(skip_unread_tokens=True)
     sharded.fsdp = "full_shard"
     assert not skips_unread_tokens(sharded)

@@ -6,10 +6,12 @@ import os
 import re
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 from mps_trainer import Trainer
+from mps_trainer.devices import MPSAccelerator
 from mps_trainer.selftest import CHECKS, run_selftest
 from mps_trainer.selftest.numbers import TOLERANCES, Tolerance, judge
 from mps_trainer.selftest.results import CheckFailed
@@ -53,62 +55,104 @@ def test_what_a_launcher_asks_to_autocast_to_is_left_aside_and_stays(results, mo
 # A device that computes wrong numbers. The CPU, with which it is compared, computes the right ones.
 
 
-def only_on_mps(monkeypatch, change):
-    """Lets `change` make something else of what nn.LayerNorm gives on mps, given its input and its result."""
+def wrong_on_mps(change):
+    """Returns a way to make something else of what nn.LayerNorm gives on mps, from its input and its result."""
     right = nn.LayerNorm.forward
 
     def forward(self, x):
         result = right(self, x)
         return change(x, result) if x.device.type == "mps" else result
 
-    monkeypatch.setattr(nn.LayerNorm, "forward", forward)
+    return lambda patch: patch.setattr(nn.LayerNorm, "forward", forward)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x, result: result + 0.01 * (x - x.detach()),
-        lambda x, result: result * 1.001,
-        lambda x, result: torch.where(result > 2.0, 2.0, result),
-    ],
-    ids=["gradients 1% off", "results 0.1% off", "large results cut off"],
-)
-def test_a_wrong_kernel_shows_in_the_losses(mps, results, monkeypatch, change):
-    only_on_mps(monkeypatch, change)
-    found = results(COMPARED, RESUMED[0])
-    assert found[COMPARED].status == "failed"
-    assert "on the CPU: a difference of" in found[COMPARED].text
-    assert TOLERANCES["fp32"].reason in found[COMPARED].text
-    assert found[COMPARED].figures["first_step_beyond"] <= 10
-    assert found[RESUMED[0]].status == "passed"  # the others are made all the same
+def weights_changed_on_reading(patch):
+    load = safetensors.torch.load_file
+    patch.setattr(
+        safetensors.torch, "load_file", lambda path: {name: each + 1e-7 for name, each in load(path).items()}
+    )
 
 
-def test_nan_is_named_with_its_step(mps, results, monkeypatch):
-    only_on_mps(monkeypatch, lambda x, result: result * float("nan"))
-    check = results("bf16")["bf16"]
-    assert check.status == "failed"
-    assert check.text.startswith("the loss is nan at step 1, and ")
+def draws_not_restored(patch):
+    for module in ("checkpoints.rng", "loop.rng"):
+        patch.setattr(f"mps_trainer.{module}.set_rng", lambda state: None)
 
 
-def test_a_format_that_the_device_does_not_compute_in_is_skipped(mps, results, monkeypatch):
-    from mps_trainer.devices import MPSAccelerator
+def reads_in_each_step(patch):
+    step = Trainer.training_step
 
-    monkeypatch.setattr(MPSAccelerator, "precisions", lambda facts: ("fp32", "fp16"))
-    found = results("bf16", "fp16")
-    assert (found["bf16"].status, found["bf16"].text) == ("skipped", "bfloat16 on mps came with macOS 14")
-    assert found["fp16"].status == "passed"
+    def reading(self, *args, **kwargs):
+        loss = step(self, *args, **kwargs)
+        loss.item()
+        return loss
+
+    patch.setattr(Trainer, "training_step", reading)
+
+
+HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+FAILED_LOSSES = (COMPARED, "failed", f"on the CPU: a difference of .*{re.escape(TOLERANCES['fp32'].reason)}")
+# How a device is wrong, the check that sees it, its outcome, and its text.
+WRONG = {
+    "gradients 1% off": (wrong_on_mps(lambda x, result: result + 0.01 * (x - x.detach())), *FAILED_LOSSES),
+    "results 0.1% off": (wrong_on_mps(lambda x, result: result * 1.001), *FAILED_LOSSES),
+    "large results cut off": (wrong_on_mps(lambda x, result: torch.where(result > 2.0, 2.0, result)), *FAILED_LOSSES),
+    "nan": (wrong_on_mps(lambda x, result: result * float("nan")), "bf16", "failed", "^the loss is nan at step 1, "),
+    "a format that it does not compute in": (
+        lambda patch: patch.setattr(MPSAccelerator, "precisions", lambda facts: ("fp32", "fp16")),
+        "bf16",
+        "skipped",
+        "^bfloat16 on mps came with macOS 14$",
+    ),
+    "draws that are not restored": (
+        draws_not_restored, RESUMED[0], "failed", "the run resumed from step 4 differs from the uninterrupted run"
+    ),
+    "weights that were written wrong, CPU": (
+        weights_changed_on_reading, RESUMED[0], "failed", "weights in the checkpoint differ from the model's"
+    ),
+    "weights that were written wrong": (
+        weights_changed_on_reading, RESUMED[1], "failed", "weights in the checkpoint differ from the model's"
+    ),
+    "a limit that does not hold": (
+        lambda patch: patch.setattr(torch.mps, "set_per_process_memory_fraction", lambda fraction: None),
+        "memory limit",
+        "failed",
+        r"^3\d\d\.0 MiB were allocated despite a limit of 2\d\d\.0 MiB$",
+    ),
+    "a limit of the environment": (
+        lambda patch: patch.setenv(HIGH, "1.2"), "memory limit", "skipped", f"^{HIGH}=1.2 is set"
+    ),
+    "a cache that stays": (
+        lambda patch: patch.setattr(torch.mps, "empty_cache", lambda: None),
+        "memory given back",
+        "failed",
+        "are still held after emptying the cache",
+    ),
+    "a kernel for each operator": (
+        lambda patch: patch.setattr("mps_trainer.selftest.operators.CANDIDATES", {"aten::add.Tensor": torch.abs}),
+        NO_KERNEL,
+        "skipped",
+        "has an MPS kernel for each of aten::add.Tensor$",
+    ),
+    "reads between two logs": (
+        reads_in_each_step, "blocking read", "failed", "^the steps between two logs read 10 values from the device$"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_device_that_is_wrong_shows(mps, results, monkeypatch, how):
+    change, name, status, text = WRONG[how]
+    change(monkeypatch)
+    check = results(name)[name]
+    assert (check.status, bool(re.search(text, check.text))) == (status, True), check.text
+    if status == "failed" and name == COMPARED:
+        assert check.figures["first_step_beyond"] <= 10
 
 
 def test_wrong_numbers_in_16_bits_alone_show(mps, results, monkeypatch):
-    def change(x, result):
-        return 1.2 * result if torch.is_autocast_enabled("mps") else result
-
-    only_on_mps(monkeypatch, change)
-    assert {name: check.status for name, check in results(COMPARED, "bf16", "fp16").items()} == {
-        COMPARED: "passed",
-        "bf16": "failed",
-        "fp16": "failed",
-    }
+    wrong_on_mps(lambda x, result: 1.2 * result if torch.is_autocast_enabled("mps") else result)(monkeypatch)
+    found = {name: check.status for name, check in results(COMPARED, "bf16", "fp16").items()}
+    assert found == {COMPARED: "passed", "bf16": "failed", "fp16": "failed"}
 
 
 def test_losses_that_are_the_same_and_teach_nothing_are_a_failure():
@@ -117,67 +161,15 @@ def test_losses_that_are_the_same_and_teach_nothing_are_a_failure():
         judge(flat, flat, Tolerance(0.0, ""))
 
 
-# Saving.
-
-
-def test_draws_that_are_not_restored_show(results, monkeypatch):
-    for module in ("checkpoints.rng", "loop.rng"):
-        monkeypatch.setattr(f"mps_trainer.{module}.set_rng", lambda state: None)
-    check = results(RESUMED[0])[RESUMED[0]]
-    assert check.status == "failed"
-    assert "the run resumed from step 4 differs from the uninterrupted run" in check.text
-
-
-def test_weights_that_were_written_wrong_show(mps, results, monkeypatch):
-    import safetensors.torch
-
-    load = safetensors.torch.load_file
-    monkeypatch.setattr(
-        "safetensors.torch.load_file", lambda path: {name: value + 1e-7 for name, value in load(path).items()}
-    )
-    for check in results(*RESUMED).values():
-        assert check.status == "failed"
-        assert "weights in the checkpoint differ from the model's" in check.text
-
-
 def test_on_a_device_that_adds_in_another_order_each_time_losses_that_are_near_pass(mps, results, monkeypatch):
     noise = torch.Generator().manual_seed(0)
-
-    def change(x, result):
-        return result * (1 + 1e-6 * torch.rand(result.shape, generator=noise).to(result.device))
-
-    only_on_mps(monkeypatch, change)
+    wrong_on_mps(lambda x, result: result * (1 + 1e-6 * torch.rand(result.shape, generator=noise).to(result.device)))(
+        monkeypatch
+    )
     check = results(RESUMED[1])[RESUMED[1]]
     assert check.status == "passed"
     assert check.figures["differing_parameters"] > 10
     assert "a GPU may sum in another order each time" in check.text
-
-
-# Memory.
-
-
-def test_a_limit_that_does_not_hold_shows(mps, results, monkeypatch):
-    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", lambda fraction: None)
-    check = results("memory limit")["memory limit"]
-    assert check.status == "failed"
-    assert re.fullmatch(r"3\d\d\.0 MiB were allocated despite a limit of 2\d\d\.0 MiB", check.text)
-
-
-def test_a_limit_of_the_environment_is_left_alone(results, mps, monkeypatch):
-    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.2")
-    check = results("memory limit")["memory limit"]
-    assert check.status == "skipped"
-    assert check.text.startswith("PYTORCH_MPS_HIGH_WATERMARK_RATIO=1.2 is set")
-
-
-def test_a_cache_that_stays_shows(mps, results, monkeypatch):
-    monkeypatch.setattr(torch.mps, "empty_cache", lambda: None)
-    check = results("memory given back")["memory given back"]
-    assert check.status == "failed"
-    assert "are still held after emptying the cache" in check.text
-
-
-# Operators.
 
 
 @pytest.mark.parametrize(("fallback", "says"), [(False, "raises NotImplementedError"), (True, "runs on the CPU")])
@@ -189,30 +181,6 @@ def test_an_operator_without_a_kernel_does_as_the_switch_says(monkeypatch, fallb
         assert says in check.text or check.status == "failed"
         assert check.status == ("passed" if told == fallback else "failed")
         assert "aten::special_airy_ai.out" in check.text
-
-
-def test_a_torch_that_has_a_kernel_for_each_is_skipped(mps, results, monkeypatch):
-    monkeypatch.setattr("mps_trainer.selftest.operators.CANDIDATES", {"aten::add.Tensor": torch.abs})
-    check = results(NO_KERNEL)[NO_KERNEL]
-    assert check.status == "skipped"
-    assert check.text.endswith("has an MPS kernel for each of aten::add.Tensor")
-
-
-def test_reads_between_two_logs_show(mps, results, monkeypatch):
-    step = Trainer.training_step
-
-    def reading(self, *args, **kwargs):
-        loss = step(self, *args, **kwargs)
-        loss.item()
-        return loss
-
-    monkeypatch.setattr(Trainer, "training_step", reading)
-    check = results("blocking read")["blocking read"]
-    assert check.status == "failed"
-    assert check.text == "the steps between two logs read 10 values from the device"
-
-
-# Together.
 
 
 def test_checks_that_raise_fail_in_one_line_and_the_others_still_run(results, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 
 import pytest
@@ -17,37 +18,26 @@ CHECK = "known faults"
 ATTENTION = "_scaled_dot_product_attention_math_for_mps"
 # Which operator of the device is broken to show each.
 BROKEN = {
+    **dict.fromkeys([180776, 192934, 161640, 197796, 189495, 189565], "linear"),
+    **dict.fromkeys([163597, 174861, 176767, 195910, 184180, 190791], ATTENTION),
+    **dict.fromkeys([195163, 197636], "bmm"),
     177116: "mm",
-    195163: "bmm",
-    180776: "linear",
-    192934: "linear",
-    161640: "linear",
-    163597: ATTENTION,
     165257: "uniform_",
-    174861: ATTENTION,
     170360: "sum",
-    176767: ATTENTION,
     183825: "native_layer_norm_backward",
     191976: "native_layer_norm",
     180201: "linear_backward",
     187521: "baddbmm",
-    195910: ATTENTION,
-    197796: "linear",
     195404: "embedding_dense_backward",
     190056: "lstm_mps_backward",
     188756: "embedding",
-    184180: ATTENTION,
-    197636: "bmm",
     194082: "any",
     189960: "cat",
-    189495: "linear",
     192212: "convolution",
     175191: "scatter_",
-    189565: "linear",
-    190791: ATTENTION,
 }
-NEED_MEMORY = {188756: 5, 194082: 5, 189960: 5, 197636: 12}  # in GiB
 NEVER_RUN = {193571, 3267}  # the GPU would have to fail
+NEED_MEMORY = {188756: 5, 194082: 5, 189960: 5, 197636: 12}  # in GiB
 
 
 @pytest.fixture
@@ -116,31 +106,38 @@ def test_large_numbers_lie_behind_the_operands_for_a_kernel_that_reads_on(issue,
         assert float(behind) == 1e4
 
 
+NUMBERS = itertools.count(1)
+
+
+def overflowed(batches):
+    """Writes the last batch over the first, and leaves its own place as it was."""
+    return torch.cat([batches[-1:], batches[1:-1], torch.zeros_like(batches[-1:])])
+
+
 @pytest.mark.parametrize(
-    ("issue", "lossy"),
+    ("issue", "operator", "wrong", "said"),
     [
-        (176767, lambda attended: torch.nn.functional.pad(attended, (0, 8))),  # as wide as the keys
-        (190791, lambda attended: attended + 0.024 * attended.abs().max()),  # as much as its thread measured
+        (176767, ATTENTION, lambda tensor: torch.nn.functional.pad(tensor, (0, 8)), ""),  # as wide as the keys
+        (190791, ATTENTION, lambda tensor: tensor + 0.024 * tensor.abs().max(), ""),  # as much as its thread measured
+        (189495, "linear", overflowed, "the first of 17 batches differs from the CPU by "),
+        (
+            195404,
+            "embedding_dense_backward",
+            lambda tensor: tensor * (1 + 1e-6 * next(NUMBERS)),
+            "4 of 5 times they differed in some bit",
+        ),
     ],
 )
-def test_an_attention_that_is_wrong_as_its_thread_says_shows(mps, issue, lossy):
-    class Lossy(Broken):
-        def wrong(self, tensor):
-            return lossy(tensor)
-
-    with Lossy(ATTENTION):
-        assert REPRODUCERS[issue](torch.device("mps"))
+def test_a_device_that_is_wrong_as_its_thread_says_shows(mps, small, issue, operator, wrong, said):
+    broken = Broken(operator)
+    broken.wrong = wrong
+    with broken:
+        assert REPRODUCERS[issue](torch.device("mps")).startswith(said)
 
 
-def test_a_counter_of_16_bits_that_overflows_shows(mps, small):
-    """The last batch is written over the first, and its own place is left as it was."""
-
-    class Overflowing(Broken):
-        def wrong(self, tensor):
-            return torch.cat([tensor[-1:], tensor[1:-1], torch.zeros_like(tensor[-1:])])
-
-    with Overflowing("linear"):
-        assert REPRODUCERS[189495](torch.device("mps")).startswith("the first of 17 batches differs from the CPU by ")
+def test_random_numbers_that_are_not_drawn_again_show(mps, monkeypatch):
+    monkeypatch.setattr(reproducers, "checkpoint_settings", lambda given, device: {"use_reentrant": False})
+    assert REPRODUCERS[127676](torch.device("mps")).endswith("were dropped the first or the second time only")
 
 
 @pytest.mark.parametrize(("issue", "gib"), NEED_MEMORY.items())
@@ -170,21 +167,6 @@ def test_a_weight_that_torch_refuses_ends_no_process(monkeypatch):
         REPRODUCERS[189565](torch.device("cpu"))
 
 
-def test_random_numbers_that_are_not_drawn_again_show(mps, monkeypatch):
-    monkeypatch.setattr(reproducers, "checkpoint_settings", lambda given, device: {"use_reentrant": False})
-    assert REPRODUCERS[127676](torch.device("mps")).endswith("were dropped the first or the second time only")
-
-
-def test_gradients_that_differ_from_time_to_time_show(mps):
-    class Drifting(Broken):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.factor *= 1 + 1e-6
-            return super().__torch_dispatch__(func, types, args, kwargs)
-
-    with Drifting("embedding_dense_backward", 1.0):
-        assert REPRODUCERS[195404](torch.device("mps")) == "4 of 5 times they differed in some bit"
-
-
 # The check.
 
 
@@ -202,52 +184,39 @@ UNKNOWN = " (not known for this machine: please report it)"
     ],
 )
 def test_a_fault_that_shows_fails_unless_it_is_known_and_stays(mps, results, monkeypatch, issue, known, status, text):
+    def missing(device):
+        raise NotImplementedError("no such operator")
+
     if known is not None:
         monkeypatch.setattr(faults, "known_faults", lambda *machine: known)
-    tried = {issue: lambda device: "wrong", 187521: REPRODUCERS[187521], 197636: REPRODUCERS[197636]}
+    tried = {issue: lambda device: "wrong", 187521: REPRODUCERS[187521], 197636: REPRODUCERS[197636], 188756: missing}
     monkeypatch.setattr(faults, "REPRODUCERS", tried)
     check = results(CHECK)[CHECK]
     assert check.status == status
     assert check.figures[f"pytorch {issue}"] == "wrong"
     if status == "failed":
         assert check.text == text
-    else:
-        untested = "could not be tested: pytorch 197636 (needs 12 GiB of a Mac's GPU memory)"
-        assert check.text == f"1 of 3 do not show; {text}; {untested}"
-
-
-def test_what_this_torch_cannot_run_is_named(mps, results, monkeypatch):
-    def missing(device):
-        raise NotImplementedError("no such operator")
-
-    monkeypatch.setattr(faults, "REPRODUCERS", {187521: missing})
-    check = results(CHECK)[CHECK]
-    assert check.status == "passed"
-    assert check.text.endswith("could not be tested: pytorch 187521 (NotImplementedError: no such operator.)")
+        return
+    untested = "197636 (needs 12 GiB of a Mac's GPU memory), pytorch 188756 (NotImplementedError: no such operator.)"
+    assert check.text == f"1 of 4 do not show; {text}; could not be tested: pytorch {untested}"
 
 
 # A fault that ends the process.
 
 
-@pytest.fixture
-def run_on_a_mac(monkeypatch):
-    """Runs the reproducer where the device counts as a Mac's; the child process ends as the arguments say."""
+@pytest.mark.parametrize(
+    ("status", "out", "found"),
+    [(-6, "", "the process ended with signal 6"), (0, "", None), (0, "wrong", "wrong"), (1, "", RuntimeError)],
+)
+def test_a_process_that_ends_shows_the_fault_unless_it_failed(monkeypatch, status, out, found):
+    def ended(command, **settings):
+        assert "ENDING_PROCESSES[197796]" in command[-1]
+        return subprocess.CompletedProcess(command, status, out, "Traceback\nTypeError: no bfloat16")
+
     monkeypatch.setattr(reproducers, "_is_mac", lambda device: True)
-
-    def run(status: int, out: str = "", error: str = "") -> str | None:
-        def ended(command, **settings):
-            assert "ENDING_PROCESSES[197796]" in command[-1]
-            return subprocess.CompletedProcess(command, status, out, error)
-
-        monkeypatch.setattr(reproducers.subprocess, "run", ended)
-        return REPRODUCERS[197796](torch.device("mps"))
-
-    return run
-
-
-def test_a_process_that_ends_shows_the_fault_unless_it_failed(run_on_a_mac):
-    assert run_on_a_mac(-6) == "the process ended with signal 6"
-    assert run_on_a_mac(0) is None
-    assert run_on_a_mac(0, "wrong") == "wrong"
-    with pytest.raises(RuntimeError, match="TypeError: no bfloat16"):
-        run_on_a_mac(1, error="Traceback\nTypeError: no bfloat16")
+    monkeypatch.setattr(reproducers.subprocess, "run", ended)
+    if found is RuntimeError:
+        with pytest.raises(RuntimeError, match="TypeError: no bfloat16"):
+            REPRODUCERS[197796](torch.device("mps"))
+    else:
+        assert REPRODUCERS[197796](torch.device("mps")) == found

@@ -49,40 +49,33 @@ def refusal() -> str:
     return text
 
 
-@pytest.mark.parametrize(("system", "says"), [("Darwin", "not simulated on a Mac"), ("Windows", "runs Windows")])
-def test_other_systems_and_macs_are_refused(monkeypatch, system, says):
-    monkeypatch.setattr(platform, "system", lambda: system)
-    assert says in refusal()
-
-
-@pytest.mark.parametrize("vendor", ["hip", "xpu"])
-def test_build_for_other_accelerators_is_refused(monkeypatch, vendor):
-    monkeypatch.setattr(platform, "system", lambda: "Linux")
-    monkeypatch.setattr(torch.version, vendor, "12.6", raising=False)
-    assert "needs a CUDA or CPU build of torch" in refusal()
-
-
-def test_missing_compiler_is_named(built, sources, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no C++ compiler (no-such-compiler)" in refusal()
-
-
-def test_missing_ninja_is_named(built, sources, monkeypatch):
+def without_ninja(patch, folder):
     find = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "ninja" else find(name))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "ninja, which torch builds with, is not installed" in refusal()
+    patch.setattr(shutil, "which", lambda name: None if name == "ninja" else find(name))
+    patch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
-def test_missing_headers_of_python_are_named(built, sources, monkeypatch, tmp_path):
-    monkeypatch.setattr(build.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert f"Python's headers are not in {tmp_path}" in refusal()
+OBSTACLES = {
+    "not simulated on a Mac": lambda patch, folder: patch.setattr(platform, "system", lambda: "Darwin"),
+    "runs Windows": lambda patch, folder: patch.setattr(platform, "system", lambda: "Windows"),
+    "needs a CUDA or CPU build of torch": lambda patch, folder: patch.setattr(torch.version, "hip", "6"),
+    "a CUDA or CPU build of torch": lambda patch, folder: patch.setattr(torch.version, "xpu", "1", raising=False),
+    "no C++ compiler (no-such-compiler)": lambda patch, folder: patch.setenv("CXX", "no-such-compiler"),
+    "ninja, which torch builds with, is not installed": without_ninja,
+    "Python's headers are not in /none": lambda patch, folder: patch.setattr(
+        build.sysconfig, "get_paths", lambda: {"include": "/none"}
+    ),
+    "Not a directory. Set MPS_TRAINER_CACHE": lambda patch, folder: patch.setenv(
+        "MPS_TRAINER_CACHE", str(folder / "file")
+    ),
+}
 
 
-def test_cache_that_cannot_be_written_is_named(built, sources, monkeypatch, tmp_path):
+@pytest.mark.parametrize("said", OBSTACLES)
+def test_what_keeps_the_device_from_being_compiled_is_named(built, sources, monkeypatch, tmp_path, said):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "file"))
-    assert "Not a directory. Set MPS_TRAINER_CACHE" in refusal()
+    OBSTACLES[said](monkeypatch, tmp_path)
+    assert said in refusal()
 
 
 @pytest.mark.integration

@@ -15,56 +15,46 @@ from tests import HUNG_AFTER
 CUDA_BUILD = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is not built for CUDA")
 
 
-@pytest.fixture
-def nothing_hidden(monkeypatch):
-    """As in a process that has not begun with the simulator, on a machine without an NVIDIA GPU."""
-    monkeypatch.setattr(cuda, "_library", None)
-    monkeypatch.setattr(cuda, "_failed", None)
-    monkeypatch.setattr(cuda, "_GPUS", ())
-    monkeypatch.setattr(build.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(cuda.ctypes, "CDLL", refuse)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-
-
 def refuse(*arguments, **settings):
     raise OSError("no library is loaded here")
 
 
-def test_a_build_for_the_cpu_is_left_as_it_is(nothing_hidden, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", None)
-    for hide in (cuda.hide_cuda, cuda.hide_unused_cuda, cuda.require_hidden):
-        hide()
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
-
-
-def test_after_the_import_of_torch_one_line_says_what_to_do(nothing_hidden, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "13.2")
-    cuda.hide_unused_cuda()
-    with pytest.raises(SimulatorUnavailableError, match=r"Import mps_trainer\.simulator before torch") as refused:
-        cuda.require_hidden()
-    assert "\n" not in str(refused.value)
-
-
-def test_what_fails_at_the_import_is_told_when_the_device_is_asked_for(nothing_hidden, monkeypatch, tmp_path):
-    version = torch.version
-    monkeypatch.setattr(version, "cuda", "13.2")
-    monkeypatch.setattr(cuda, "torch_version", lambda: version)
+@pytest.fixture
+def hide(monkeypatch, tmp_path):
+    """`hide(...)` hides CUDA in a process that has not begun with the simulator, and returns what the device says."""
+    monkeypatch.setattr(cuda, "_library", None)
+    monkeypatch.setattr(cuda, "_failed", None)
+    monkeypatch.setattr(build.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(cuda.ctypes, "CDLL", refuse)
     monkeypatch.setattr(cuda, "built", lambda sources, name: tmp_path / "library.so")
-    with monkeypatch.context() as patch:
-        patch.delitem(sys.modules, "torch")
-        cuda.hide_unused_cuda()
-    with pytest.raises(SimulatorUnavailableError, match=r"no library is loaded here\. Delete "):
-        cuda.require_hidden()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    def run(version="13.2", torch_is_imported=False, gpus=()):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        monkeypatch.setattr(cuda, "_GPUS", gpus)
+        monkeypatch.setattr(cuda, "torch_version", lambda found=torch.version: found)
+        with monkeypatch.context() as patch:
+            if not torch_is_imported:
+                patch.delitem(sys.modules, "torch")
+            cuda.hide_unused_cuda()
+        try:
+            cuda.require_hidden()
+        except SimulatorUnavailableError as error:
+            return str(error)
+        return None
+
+    return run
 
 
-def test_a_machine_with_a_gpu_keeps_cuda_until_it_is_told(nothing_hidden, monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.version, "cuda", "13.2")
-    monkeypatch.setattr(cuda, "_GPUS", (str(tmp_path),))
-    with monkeypatch.context() as patch:
-        patch.delitem(sys.modules, "torch")
-        cuda.hide_unused_cuda()
+def test_cuda_is_taken_out_of_the_process_where_it_has_to_be(hide, tmp_path):
+    assert hide(version=None) is None  # a build for the CPU
+    assert hide(gpus=(str(tmp_path),)) is not None  # a machine with a GPU keeps CUDA until the device is asked for
     assert cuda._failed is None
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    said = hide(torch_is_imported=True)
+    assert "Import mps_trainer.simulator before torch" in said
+    assert "\n" not in said
+    assert "no library is loaded here. Delete " in hide()
 
 
 def test_the_version_of_torch_is_read_without_importing_it(monkeypatch):

@@ -15,7 +15,6 @@ from tests import installed_torch
 
 MIB = 2**20
 SPLITS_AND_JOINS = installed_torch() >= (2, 14)
-until_2_13 = pytest.mark.skipif(SPLITS_AND_JOINS, reason="the allocator of torch until 2.13")
 from_2_14 = pytest.mark.skipif(not SPLITS_AND_JOINS, reason="the allocator of torch from 2.14 on")
 HEAP_OF_901 = 912 if SPLITS_AND_JOINS else 902  # large sizes are rounded up to 32 for each doubling, or to 2 MiB
 
@@ -27,27 +26,20 @@ def small(built):
         yield device
 
 
-def test_live_and_peak_bytes_follow_allocations(mps):
+def test_live_and_peak_bytes_follow_allocations_and_not_views(mps):
     gc.collect()
     mps.reset()
     before = mps.report().bytes_live
     tensor = torch.empty(1000, device="mps")
-    del tensor
-    other = torch.empty(10, device="mps")
+    view = tensor.view(10, 100).t()[1:]
+    assert mps.report().bytes_live - before == tensor.nbytes
+    del tensor, view
+    other = torch.empty(10, device="mps") + 1
     report = mps.report()
     assert report.bytes_live - before == other.nbytes
     assert report.bytes_peak - before == 4000
     mps.reset()
     assert mps.report().bytes_peak == mps.report().bytes_live
-
-
-def test_views_take_no_memory_and_results_do(mps):
-    tensor = torch.zeros(100, device="mps")
-    before = mps.counters()["bytes_live"]
-    view = tensor.view(10, 10).t()[1:]
-    assert mps.counters()["bytes_live"] == before
-    result = view + 1
-    assert mps.counters()["bytes_live"] == before + result.nbytes
 
 
 def test_allocation_past_the_maximum_is_refused(small):
@@ -150,20 +142,10 @@ def test_what_was_freed_is_used_again_by_what_fits(held):
     assert held() == 32
 
 
-@until_2_13
-def test_ever_larger_tensors_leave_the_smaller_ones_behind(held):
+def test_ever_larger_tensors_take_the_place_of_the_smaller_ones_from_torch_2_14_on(held):
     for step in range(40):
         of(5 + step / 10)
-    assert held() > 150
-    torch.mps.empty_cache()
-    assert held() == 0
-
-
-@from_2_14
-def test_ever_larger_tensors_take_the_place_of_the_smaller_ones(held):
-    for step in range(40):
-        of(5 + step / 10)
-    assert held() == 32
+    assert held() == 32 if SPLITS_AND_JOINS else held() > 150
     torch.mps.empty_cache()
     assert held() == 0
 
@@ -184,23 +166,15 @@ def test_a_free_block_is_split_and_its_parts_are_joined_again(held):
 
 
 @from_2_14
-def test_a_block_in_use_keeps_its_neighbours_apart(held):
+def test_a_block_in_use_keeps_its_neighbours_apart_and_its_heap(held):
     parts = [of(100) for _ in range(10)]
     assert held() == 1024
     kept = parts[5]
     del parts
+    torch.mps.empty_cache()
     larger = of(600)
     assert held() == 1024 + 608
     del kept, larger
-
-
-@from_2_14
-def test_a_heap_goes_back_once_nothing_of_it_is_in_use(held):
-    parts = [of(100) for _ in range(3)]
-    del parts[:2]
-    torch.mps.empty_cache()
-    assert held() == 1024
-    parts.clear()
     torch.mps.empty_cache()
     assert held() == 0
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
 from mps_trainer.simulator import simulated_mps
 
+
+def with_generator(name, *args):
+    return lambda **options: getattr(torch, name)(*args, device="mps", **options)
+
+
+def of_tensor(name, values, *args):
+    return lambda **options: getattr(torch, name)(values.to("mps"), *args, **options)
+
+
 DRAWS = [
-    lambda **options: torch.rand(5, device="mps", **options),
-    lambda **options: torch.randn(5, device="mps", **options),
-    lambda **options: torch.randint(0, 1000, (5,), device="mps", **options),
-    lambda **options: torch.randperm(50, device="mps", **options),
+    with_generator("rand", 5),
+    with_generator("randn", 5),
+    with_generator("randint", 0, 1000, (5,)),
+    with_generator("randperm", 50),
     lambda **options: torch.empty(5, device="mps").uniform_(**options),
     lambda **options: torch.empty(5, device="mps").exponential_(**options),
-    lambda **options: torch.bernoulli(torch.full((40,), 0.5, device="mps"), **options),
-    lambda **options: torch.multinomial(torch.ones(50, device="mps"), 5, **options),
-    lambda **options: torch.normal(torch.zeros(5, device="mps"), 1.0, **options),
+    of_tensor("bernoulli", torch.full((40,), 0.5)),
+    of_tensor("multinomial", torch.ones(50), 5),
+    of_tensor("normal", torch.zeros(5), 1.0),
 ]
 
 
@@ -35,25 +42,28 @@ def test_numbers_follow_the_seed_of_the_device_and_leave_the_generator_of_the_cp
     torch.mps.manual_seed(5)
     first, second = draw(), draw()
     torch.mps.manual_seed(5)
+    torch.rand(3)
+    torch.set_rng_state(before)
     assert torch.equal(draw(), first)
     assert not torch.equal(second, first)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_manual_seed_of_torch_seeds_the_device_too(mps):
+def forked():
+    with torch.random.fork_rng(device_type="mps"):
+        torch.rand(7, device="mps")
+
+
+def test_the_state_is_kept_restored_forked_and_seeded(mps):
     torch.manual_seed(7)
-    first = torch.rand(3, device="mps")
-    torch.manual_seed(7)
-    assert torch.equal(torch.rand(3, device="mps"), first)
     assert torch.mps._get_default_mps_generator().initial_seed() == 7
-
-
-def test_state_can_be_kept_and_restored(mps):
     state = torch.mps.get_rng_state()
-    first = torch.randn(3, device="mps")
-    torch.mps.set_rng_state(state)
-    assert torch.equal(torch.randn(3, device="mps"), first)
     assert state.device.type == "cpu"
+    first = torch.randn(3, device="mps")
+    for restore in (lambda: torch.manual_seed(7), lambda: torch.mps.set_rng_state(state)):
+        restore()
+        forked()
+        assert torch.equal(torch.randn(3, device="mps"), first)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -62,14 +72,6 @@ def test_generator_of_ones_own_is_used(mps, draw):
     first = draw(generator=generator)
     assert torch.equal(draw(generator=torch.Generator("mps").manual_seed(3)), first)
     assert not torch.equal(draw(generator=generator), first)
-
-
-def test_numbers_of_the_cpu_leave_those_of_the_device_alone(mps):
-    torch.mps.manual_seed(0)
-    expected = torch.nn.functional.dropout(torch.ones(50, device="mps"))
-    torch.mps.manual_seed(0)
-    torch.rand(3), random.random()
-    assert torch.equal(torch.nn.functional.dropout(torch.ones(50, device="mps")), expected)
 
 
 def test_numbers_of_the_cpu_on_request(built):
@@ -97,12 +99,3 @@ def test_recurrent_dropout_repeats_with_the_seed(mps):
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
     assert torch.equal(torch.rand(3), expected)  # and the CPU's numbers are as if nothing had been drawn
-
-
-def test_forked_random_state_is_put_back(mps):
-    torch.mps.manual_seed(0)
-    expected = torch.rand(2, device="mps")
-    torch.mps.manual_seed(0)
-    with torch.random.fork_rng(device_type="mps"):
-        torch.rand(7, device="mps")
-    assert torch.equal(torch.rand(2, device="mps"), expected)
