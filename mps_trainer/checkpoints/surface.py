@@ -10,9 +10,7 @@ from typing import Any, Protocol
 from torch import nn
 from transformers.trainer_callback import TrainerState
 
-from ..callbacks.events import Events
 from ..distributed import Processes
-from ..evaluation.metrics import SavableLogs
 from ..model.precision import MixedPrecision
 from ..training_args import TrainingArguments
 from ..utils.overrides import Overrides
@@ -47,9 +45,9 @@ class SavingTrainer(Protocol):
     @property
     def state(self) -> TrainerState: ...
     @property
-    def _mt_events(self) -> Events: ...
+    def _mt_events(self) -> Any: ...  # callbacks' Events
     @property
-    def _mt_savable_logs(self) -> SavableLogs: ...
+    def _mt_savable_logs(self) -> Any: ...  # evaluation's SavableLogs, which writes the state
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
