@@ -34,6 +34,7 @@ from ..launching.restarts import (
     pause,
 )
 from ..reports.record import NAME, PAGE, is_foreign
+from ..utils.terminal import on_terminal
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
 _FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
@@ -210,4 +211,5 @@ def clear(folder: str) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"mps-trainer: {text}", file=sys.stderr, flush=True)
+    begin = "\n" if on_terminal() else ""  # a process that was killed has left its bar on the line
+    print(f"{begin}mps-trainer: {text}", file=sys.stderr, flush=True)
