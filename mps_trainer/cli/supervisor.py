@@ -24,6 +24,7 @@ import msgspec
 from ..launching.processes import shell_status, signals_handled
 from ..launching.restarts import ERROR, PROGRESS, End, Progress, Restart, Supervision, announcement, decide
 from ..reports.record import NAME, PAGE, is_foreign
+from ..utils.terminal import on_terminal
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
 _LONGEST_PAUSE = 60  # seconds; each pause is twice as long as the one before
@@ -172,4 +173,5 @@ def clear(folder: str) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"mps-trainer: {text}", file=sys.stderr, flush=True)
+    begin = "\n" if on_terminal() else ""  # a process that was killed has left its bar on the line
+    print(f"{begin}mps-trainer: {text}", file=sys.stderr, flush=True)

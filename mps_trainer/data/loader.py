@@ -24,7 +24,7 @@ from .order import (
     is_distributed,
     set_epoch,
 )
-from .workers import WorkerInit
+from .workers import WorkerInit, end_pass
 
 # settings that a loader made from another takes over, beside the dataset and the batching
 _SETTINGS = (
@@ -153,6 +153,8 @@ class PrefetchIterator(Iterator[Any]):
             return next(self._batches, _END)
         except Exception as error:
             explain_loading(error, self.loader, self._batches)
+            if not self.loader.persistent_workers:
+                end_pass(self._batches)
             raise
 
 

@@ -75,4 +75,10 @@ def close_workers(loader: Any) -> None:
     iterator = getattr(loader, "_iterator", None) if isinstance(loader, DataLoader) else None
     if isinstance(iterator, _MultiProcessingDataLoaderIter):
         loader._iterator = None
+        end_pass(iterator)
+
+
+def end_pass(iterator: Any) -> None:
+    """Ends the worker processes of a pass over a loader. After an error in one, the traceback would keep them."""
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
         iterator._shutdown_workers()

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tqdm import tqdm
+
 if TYPE_CHECKING:
     from ..distributed import Processes
 
@@ -109,7 +111,7 @@ class SignalHandler:
         message = message if self._speaks else ""
         if self.signum == signal.SIGTERM:
             if message:
-                print(message, file=sys.stderr, flush=True)
+                tqdm.write(message, file=sys.stderr)  # print would continue the line of a bar
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt(message)
 

@@ -141,7 +141,8 @@ def announcement(restart: Restart, most: int, seconds: float, checkpoint: str | 
     way_on = f"from {checkpoint}" if checkpoint else "as the script begins, because it has no checkpoint yet"
     smaller = ""
     if restart.examples is not None:
-        smaller = f" It trains on {restart.examples} examples at a time; an update has as many as before."
+        number = f"{restart.examples} example{'s' if restart.examples != 1 else ''}"
+        smaller = f" It trains on {number} at a time; an update has as many as before."
     return f"the run {restart}. Restart {restart.number} of {most} in {seconds:g} s: it starts {way_on}.{smaller}"
 
 

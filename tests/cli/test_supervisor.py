@@ -57,6 +57,12 @@ def test_a_process_that_dies_is_started_again(shell, capsys, death, said):
     assert ("It trains on 4 examples at a time" in err) == ("memory" in said)
 
 
+def test_the_line_about_a_restart_does_not_continue_a_bar_that_is_left_on_the_terminal(shell, capsys, monkeypatch):
+    monkeypatch.setattr(supervisor, "on_terminal", lambda: True)
+    assert shell('at 5; [ "$number" = 2 ] && exit 0; kill -KILL $$') == (0, 2)
+    assert capsys.readouterr().err.startswith("\nmps-trainer: the run was killed")
+
+
 @pytest.mark.parametrize("status", [0, 1, 2])
 def test_a_script_that_ends_before_training_is_started_once(shell, capsys, status):
     assert shell(f"exit {status}") == (status, 1)

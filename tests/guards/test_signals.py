@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from tqdm import tqdm
 
 from mps_trainer.distributed import Processes
 from mps_trainer.guards.signals import SignalHandler, how_to_go_on
@@ -63,6 +64,14 @@ def test_a_run_ends_as_its_signal_would_end_it(signum, error, said, printed, cap
     with pytest.raises(error, match=said):
         stop.end("saved here")
     assert capsys.readouterr().err == printed
+
+
+def test_the_last_line_does_not_continue_a_bar(capsys):
+    stop = SignalHandler()
+    stop.signum = signal.SIGTERM
+    with tqdm(total=2), pytest.raises(SystemExit):
+        stop.end("saved here")
+    assert "\rsaved here\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("theirs", [signal.SIG_IGN, lambda signum, frame: None])

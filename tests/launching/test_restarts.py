@@ -121,6 +121,7 @@ def test_the_line_about_a_restart():
         f"the run {KILLED} after step 5. Restart 1 of 3 in 1 s: it starts from out/checkpoint-4. It trains on 4 "
         "examples at a time; an update has as many as before."
     )
+    assert "It trains on 1 example at a time;" in announcement(Restart(1, KILLED, AT_5, examples=1), 3, 1.0, None)
     aborted = decide(End(-6, "", AT_0), [], most=3)
     assert announcement(aborted, 3, 0.5, None) == (
         "the run died of SIGABRT before its first step. Restart 1 of 3 in 0.5 s: it starts as the script begins, "

@@ -4,6 +4,8 @@ import gc
 import multiprocessing
 
 import pytest
+import torch
+from torch.utils.data import Dataset
 from transformers import TrainerCallback
 
 from mps_trainer import Trainer
@@ -24,6 +26,30 @@ def test_a_run_that_ends_within_an_epoch_leaves_no_worker(make_trainer, no_colle
     trainer = make_trainer(**workers, per_device_train_batch_size=4, max_steps=2)
     trainer.train()
     assert set(multiprocessing.active_children()) <= before
+
+
+class OneBadRow(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        if row == 7:
+            raise KeyError("no such text")
+        return {"x": torch.zeros(4), "labels": 0}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("method", ["train", "evaluate"])
+def test_an_error_in_a_worker_leaves_none_although_its_traceback_holds_their_iterator(
+    make_trainer, no_collector, persistent, method
+):
+    before = set(multiprocessing.active_children())
+    workers = {"dataloader_num_workers": 2, "dataloader_persistent_workers": persistent}
+    trainer = make_trainer({"train_dataset": OneBadRow(), "eval_dataset": OneBadRow()}, **workers)
+    with pytest.raises(KeyError) as raised:
+        getattr(trainer, method)()
+    assert set(multiprocessing.active_children()) <= before
+    assert raised.value.__traceback__ is not None
 
 
 def test_evaluations_within_a_run_share_workers_that_end_with_it(make_trainer, no_collector):
