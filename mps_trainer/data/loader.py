@@ -99,12 +99,12 @@ class PrefetchIterator(Iterator[Any]):
         records: whether to read the random number generators' states before each batch is loaded.
         before_waiting: the states before the batch that is loaded and not yet given; None without one. A resumed run
             loads that batch again, with the same draws.
-        draws: whether loading the first batch changed the state of a generator.
+        draws: whether loading the first batch changed the state of a generator; True before that.
     """
 
     def __init__(self, loader: EpochLoader, skip: int = 0, before_first: Callable[[], None] | None = None) -> None:
         self.loader = loader
-        self.records = self.draws = False
+        self.records, self.draws = False, True
         self.before_waiting: dict[str, Any] | None = None
         self._skip, self._before_first = skip, before_first
         self._batches: Iterator[Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,13 +91,23 @@ def eval_sampler(
             shuffle=False,
             drop_last=args.dataloader_drop_last,
         )
-    if strategy != "group_by_length":
+    if strategy != "group_by_length" or not args.eval_do_concat_batches:
         return SequentialSampler(dataset)
-    return trainer_pt_utils.LengthGroupedSampler(
+    return RememberedOrder(
         args.eval_batch_size,
         lengths=lengths_of(dataset, column, processing_class),
         generator=torch.Generator().manual_seed(args.seed if args.data_seed is None else args.data_seed),
     )
+
+
+class RememberedOrder(trainer_pt_utils.LengthGroupedSampler):
+    """Keeps the order of its latest pass: an evaluation puts its rows back into the order of the dataset."""
+
+    latest: Sequence[int] = ()
+
+    def __iter__(self) -> Iterator[int]:
+        self.latest = tuple(super().__iter__())
+        return iter(self.latest)
 
 
 def _rebalanced(lengths: list[int], update: int, accumulation: int, drop_last: bool) -> Sampler[list[int]]:

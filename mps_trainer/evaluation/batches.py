@@ -5,22 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ..data.buckets import BucketBatchSampler
 from ..data.order import distributed_sampler
+from ..data.samplers import RememberedOrder
 from ..distributed import Processes
 
 _END = object()
 
 
-def in_dataset_order(loader: Any) -> bool:
-    """Returns True if the gathered predictions for `loader` are in the order of its dataset."""
-    distributed = distributed_sampler(loader)
-    sampler: Any = getattr(loader, "batch_sampler", None) if distributed is None else distributed.batches
-    if isinstance(sampler, BucketBatchSampler):
-        return not sampler.shuffle  # the evaluation puts its rows back into the order of the dataset
+def is_sequential(loader: Any) -> bool:
+    """Returns True if `loader` gives the rows in the order of its dataset."""
+    sampler = _batch_sampler(loader)
     return type(sampler) is BatchSampler and type(sampler.sampler) is SequentialSampler
+
+
+def order_of_rows(loader: Any) -> np.ndarray | None:
+    """Returns the index in the dataset of each gathered row, after a pass by length; None for any other order."""
+    sampler = _batch_sampler(loader)
+    if isinstance(sampler, BucketBatchSampler):
+        return None if sampler.shuffle else sampler.order()
+    if isinstance(by_length := getattr(sampler, "sampler", None), RememberedOrder):
+        count = len(by_length.latest)
+        return np.array(by_length.latest[: count - count % sampler.batch_size if sampler.drop_last else count])
+    return None
+
+
+def _batch_sampler(loader: Any) -> Any:
+    """Returns the sampler of the batches of all processes."""
+    distributed = distributed_sampler(loader)
+    return getattr(loader, "batch_sampler", None) if distributed is None else distributed.batches
 
 
 def with_last(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

@@ -19,7 +19,6 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, speed_met
 from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
-from ..data.buckets import buckets_of
 from ..data.order import distributed_sampler, is_distributed, is_padding
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
@@ -30,7 +29,7 @@ from ..model.introspection import base_model, main_input_name
 from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
 from ..training_args import TrainingArguments
-from .batches import in_dataset_order, in_step, with_last
+from .batches import in_step, is_sequential, order_of_rows, with_last
 from .metrics import named_metrics
 from .predictions import Predictions, mean_loss
 
@@ -86,7 +85,7 @@ def run_evaluation(
     seen = 0
     is_even = distributed_sampler(loader) is not None  # then all processes have as many batches
     is_uneven = trainer.is_fsdp_enabled and not is_even  # each pass of a sharded model waits for all processes
-    check, in_order = BatchCheck(base_model(model)), in_dataset_order(loader) and not is_shared
+    check, in_order = BatchCheck(base_model(model)), is_sequential(loader) and not is_shared
     batches = with_last(loader)
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
     with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
@@ -117,13 +116,12 @@ def run_evaluation(
         if args.batch_eval_metrics:
             for batch, is_last in with_last(kept.by_batch()):
                 results = _metrics(trainer, *batch, compute_result=is_last)
-    buckets = buckets_of(loader)
-    losses, predictions, labels, inputs = kept.arrays(None if buckets is None or buckets.shuffle else buckets.order())
+    order = order_of_rows(loader)
+    losses, predictions, labels, inputs = kept.arrays(order)
     if not args.batch_eval_metrics:
         results = _metrics(trainer, losses, predictions, labels, inputs)
     if (report := trainer._mt_events.report) is not None and description == "Evaluation":
-        # sorted predictions, as with group_by_length, are not in the order of the dataset
-        report.predicted(predictions, labels, loader.dataset if in_dataset_order(loader) else None)
+        report.predicted(predictions, labels, None if order is None and not is_sequential(loader) else loader.dataset)
     loss = mean_loss(losses, args.logging_nan_inf_filter)
     metrics = named_metrics(results, prefix, loss, trainer.model_preparation_time)
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=metrics, num_samples=seen)

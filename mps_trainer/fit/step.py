@@ -61,11 +61,8 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
         MisconfigurationException: if the Trainer has no training data.
     """
     updates = TrainingRun(_stand_in(trainer)).updates(0)
-    batches = [
-        (batch, num_items, _largest_shape(batch))
-        for group, num_items in itertools.islice(updates, math.ceil(most / trainer.args.gradient_accumulation_steps))
-        for batch in group
-    ][:most]
+    each = ((batch, num_items, _largest_shape(batch)) for group, num_items in updates for batch in group)
+    batches = list(itertools.islice(each, most))
     if not batches:
         raise MisconfigurationException("There is no step to compute: the training dataset gave no batch.")
     inputs, num_items, shape = max(batches, key=lambda each: math.prod(each[2]))

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.text import first_line
+from ..utils.text import sentence
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def load_adapters(model: Any, folder: str) -> None:
         prompts = getattr(model.peft_config[active], "is_prompt_learning", False)
         more = " Prompt learning is best loaded with PeftModel.from_pretrained after training." if prompts else ""
         raise MisconfigurationException(
-            f"The adapters in {folder} do not fit this model: {first_line(error)}.{more}"
+            f"The adapters in {folder} do not fit this model: {sentence(error)}{more}"
         ) from error
 
 

@@ -261,6 +261,19 @@ def test_an_evaluation_names_the_row_of_its_dataset(make_trainer, run):
         trainer.evaluate() if run == "evaluate" else trainer.predict(data)
 
 
+def test_an_evaluation_by_length_names_the_row_of_the_batch(make_trainer):
+    data = [{"input_ids": [4] * (12 - row), "labels": int(row == 1) * 2} for row in range(12)]
+    given = {
+        "model": bert(),
+        "data_collator": lambda rows: {
+            key: torch.tensor([row[key][:1] if key == "input_ids" else row[key] for row in rows]) for key in rows[0]
+        },
+    }
+    trainer = make_trainer(given, train_sampling_strategy="bucket_by_length")
+    with pytest.raises(InvalidBatchError, match=r"^Row \d of a batch has 2 in column"):
+        trainer.predict(data)
+
+
 def test_labels_that_a_subclass_takes_for_something_else_are_left_alone(make_trainer):
     class Own(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):

@@ -1,9 +1,11 @@
 """Evaluation and prediction."""
 
+import numpy as np
 import pytest
 import torch
 
 from tests.conftest import accuracy, examples
+from tests.tiny import tiny
 
 pytestmark = pytest.mark.every_device
 
@@ -34,6 +36,15 @@ def test_predictions_keep_the_order_of_the_dataset(make_trainer):
     assert output.predictions.shape == (13, 2)
     assert output.label_ids.tolist() == [row["labels"] for row in examples(13)]
     assert {"test_accuracy", "test_loss"} <= set(output.metrics)
+
+
+@pytest.mark.parametrize("concat", [True, False])
+def test_predictions_grouped_by_length_keep_the_order_of_the_dataset(make_trainer, concat):
+    rows = [{"input_ids": [row] * 4, "labels": row % 2} for row in range(13)]
+    model = tiny("BertForSequenceClassification", num_hidden_layers=1)
+    settings = {"train_sampling_strategy": "group_by_length", "eval_do_concat_batches": concat}
+    labels = make_trainer({"model": model}, **settings).predict(rows).label_ids
+    assert np.concatenate([labels] if concat else labels).tolist() == [row["labels"] for row in rows]
 
 
 def test_prediction_without_labels_has_no_loss(make_trainer):

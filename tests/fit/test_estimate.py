@@ -113,10 +113,11 @@ def test_the_trainer_stays_as_it_is(make_trainer):
     assert not any("checkpointing" in each.text or "LoRA" in each.text for each in report.remedies)
 
 
-def test_the_largest_batch_is_computed(make_args):
-    rows = [text(length) for length in (8, 8, 8, 400, 8, 8, 8, 8)]
-    args = make_args(per_device_train_batch_size=1, train_sampling_strategy="sequential")
-    trainer = Trainer(llama(), args, train_dataset=rows)
+@pytest.mark.parametrize("accumulated", [1, 8])
+def test_the_largest_batch_is_computed(make_args, accumulated):
+    rows = [text(length) for length in (8, 8, 8, 8, 8, 400, 8, 8)]
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": accumulated}
+    trainer = Trainer(llama(), make_args(train_sampling_strategy="sequential", **settings), train_dataset=rows)
     with as_on_mps():
         batch, first = largest_batch(trainer, 16), largest_batch(trainer, 2)
         assert (batch.shape, batch.looked_at) == ((1, 400), 8)

@@ -173,10 +173,11 @@ def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer,
     assert find_checkpoints(trainer.args.output_dir)[-1].endswith("checkpoint-12")
 
 
-def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer, tmp_path):
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer, tmp_path, step):
     class Asks(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            control.should_save = state.global_step == 7
+            control.should_save = state.global_step == step
 
     def make(folder):
         parts = {"callbacks": [Asks()], "data_collator": Drawing()}
@@ -184,7 +185,7 @@ def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer
 
     whole, resumed = make("whole"), make("resumed")
     whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-7"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert_same_weights(weights(whole.model), weights(resumed.model))
 
 
