@@ -180,10 +180,10 @@ class Checkpoints:
     def _gather(self) -> dict[str, Any]:
         trainer, args, processes = self._trainer, self._trainer.args, self._trainer._mt_processes
         gathered: dict[str, Any] = {}
-        if not args.save_only_model:
+        if processes.is_distributed and not args.save_only_model:
             gathered["rng"] = processes.gather(self._rng())
-            if trainer._mt_run is not None:
-                gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
+        if trainer._mt_run is not None and not args.save_only_model:
+            gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
         if is_sharded(trainer.model) and not writes_shards(trainer.model, args):
             gathered[WEIGHTS] = full_state_dict(trainer.model, keep=args.should_save)
             if not args.save_only_model:
