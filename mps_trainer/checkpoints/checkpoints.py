@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from transformers.trainer_callback import TrainerState
@@ -34,9 +34,12 @@ _THREAD = "mps_trainer checkpoint"
 
 def wait_for_background() -> None:
     """Waits for all checkpoints that this process writes in the background. An interrupted run leaves one behind."""
-    for thread in threading.enumerate():
-        if thread.name == _THREAD:
-            thread.join()
+    for thread in _threads():
+        thread.join()
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == _THREAD]
 
 
 class Checkpoints:
@@ -95,8 +98,11 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits for the checkpoint in the background and raises its error, once."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
+        writing = self._writing
+        if writing is not None and _threads():  # a forked process has none
+            wait([writing])  # a signal may interrupt it, so the checkpoint is forgotten afterwards
+        self._writing = None
+        if writing is not None and writing.done():
             self._note_result(*writing.result())
             self._fire_complete()
 
@@ -174,10 +180,10 @@ class Checkpoints:
     def _gather(self) -> dict[str, Any]:
         trainer, args, processes = self._trainer, self._trainer.args, self._trainer._mt_processes
         gathered: dict[str, Any] = {}
-        if not args.save_only_model:
+        if processes.is_distributed and not args.save_only_model:
             gathered["rng"] = processes.gather(self._rng())
-            if trainer._mt_run is not None:
-                gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
+        if trainer._mt_run is not None and not args.save_only_model:
+            gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
         if is_sharded(trainer.model) and not writes_shards(trainer.model, args):
             gathered[WEIGHTS] = full_state_dict(trainer.model, keep=args.should_save)
             if not args.save_only_model:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 LOOP_STATE = "loop_state.json"  # the position in training, which the step number of a checkpoint does not contain
 _PLACE = ("last_epoch", "base_lrs", "_last_lr", "num_bad_epochs", "cooldown_counter")  # where a schedule stands
+_TRIED = ("lr_lambdas", "_scale_fn_custom", "_schedulers")  # what only a trial step can judge
 EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None as long as whole batches fit
 
 
@@ -244,34 +245,31 @@ def _copied(value: Any, name: str, parameter: torch.Tensor) -> Any:
 
 
 def _try_schedule(saved: Any, schedule: Any) -> None:
-    own, is_torchs = schedule.state_dict(), type(schedule).__module__.startswith("torch.")
+    own = {**schedule.state_dict(), "best": math.inf}  # infinite as long as there is none
+    is_torchs = type(schedule).__module__.startswith("torch.")
     if not isinstance(saved, dict):
         raise ValueError("it has no scheduler state")
     for name in _PLACE:
         if name in own and name not in saved:
             raise ValueError(f"it has no {name}")
     for name, value in saved.items():
-        is_checked = (is_torchs and name != "lr_lambdas") or name in _PLACE
+        is_checked = (is_torchs and name not in _TRIED) or name in _PLACE
         if is_method(schedule, name) or (is_checked and not is_like(value, own.get(name))):
             raise ValueError(f"{name} is {shown(value, 50)}")
     if not is_torchs:
         return
+    if hasattr(schedule, "_schedulers"):  # each stands at its own step
+        for one, other in zip(saved["_schedulers"], schedule._schedulers, strict=True):
+            _try_schedule(one, other)
+        return
+    trial = copy.copy(schedule)
     groups = [{**group, "lr": float(group["lr"])} for group in schedule.optimizer.param_groups]
-    trial = _copy_for(SimpleNamespace(param_groups=groups, step=schedule.optimizer.step), schedule)
+    trial.optimizer = SimpleNamespace(param_groups=groups, step=schedule.optimizer.step)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of schedules that step before an optimizer
-        trial.load_state_dict(saved)
+        trial.load_state_dict(copy.deepcopy(saved))  # CyclicLR removes a value from what it loads
         trial.last_epoch = max(trial.last_epoch - 1, 0)  # OneCycleLR has no step after its last one
         trial.step(*([0.0] if isinstance(trial, torch.optim.lr_scheduler.ReduceLROnPlateau) else []))
-
-
-def _copy_for(optimizer: Any, schedule: Any) -> Any:
-    """Returns a copy of a schedule, and of those that it is made of, for another optimizer."""
-    copied = copy.copy(schedule)
-    copied.optimizer = optimizer
-    if hasattr(copied, "_schedulers"):
-        copied._schedulers = [_copy_for(optimizer, each) for each in copied._schedulers]
-    return copied
 
 
 def is_method(part: Any, name: Any) -> bool:

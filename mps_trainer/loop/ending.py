@@ -41,9 +41,10 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         _end_report(events, error)
         raise
     finally:
-        if (run := trainer._mt_run) is not None:
+        run, trainer._mt_run = trainer._mt_run, None  # first: another interrupt may come while workers end
+        trainer._mt_supervised, trainer.is_in_train = None, False
+        if run is not None:
             run.rng.close()  # a run may end within an epoch; its workers would be killed when Python exits
-        trainer._mt_run, trainer._mt_supervised, trainer.is_in_train = None, None, False
         trainer._mt_close_workers(*([] if run is None else [run.loader]))
 
 

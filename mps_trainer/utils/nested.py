@@ -38,13 +38,22 @@ def map_plain_tensors(tensor: torch.Tensor, function: Callable[[torch.Tensor], t
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns a copy of `value` with `function` applied to each tensor. Other values are kept."""
+    """Returns a copy of `value` with `function` applied to each tensor. Other values are kept.
+
+    A dictionary or list whose class cannot be made of one is a plain one in the copy.
+    """
     if isinstance(value, torch.Tensor):
         return function(value)
+    parts: Any
     if isinstance(value, Mapping):
-        return type(value)({key: map_tensors(part, function) for key, part in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(part, function) for part in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(part, function) for part in value)
-    return value
+        parts = {key: map_tensors(part, function) for key, part in value.items()}
+    elif isinstance(value, (list, tuple)):
+        parts = [map_tensors(part, function) for part in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*parts)
+    else:
+        return value
+    try:
+        return type(value)(parts)
+    except TypeError:  # the constructor of a defaultdict takes a function, for one
+        return parts

@@ -1,5 +1,7 @@
 """Copies in host memory."""
 
+import collections
+
 import pytest
 import torch
 
@@ -71,3 +73,8 @@ def test_views_of_one_storage_keep_their_places_and_no_more(device):
     assert copy[1].tolist() == [[4.0, 6.0], [5.0, 7.0]]
     assert copy[0].untyped_storage().data_ptr() == copy[1].untyped_storage().data_ptr()
     assert (copy[1].storage_offset(), copy[1].stride()) == (4, (1, 2))
+
+
+def test_a_dictionary_whose_class_takes_something_else_is_copied(device):
+    copy = on_host({"momenta": collections.defaultdict(list, a=[torch.ones(2, device=device)])})
+    assert copy["momenta"]["a"][0].tolist() == [1, 1]

@@ -494,3 +494,16 @@ def test_the_process_that_is_to_save_writes_the_model_though_it_is_not_the_first
     writers.save(model, None, make_args(), str(tmp_path))
     assert {"config.json", "model.safetensors"} <= set(os.listdir(tmp_path))
     assert "should_save_on_this_rank" not in vars(model)
+
+
+def test_a_checkpoint_has_the_generators_after_what_an_override_of_saving_draws(make_trainer):
+    class Samples(Trainer):
+        def save_model(self, output_dir=None, _internal_call=False):
+            super().save_model(output_dir, _internal_call)
+            torch.rand(1)
+            self.after = torch.get_rng_state()
+
+    trainer = make_trainer({"kind": Samples}, **{**SAVING, "max_steps": 2})
+    trainer.train()
+    saved = torch.load(f"{find_checkpoints(trainer.args.output_dir)[-1]}/rng_state.pth", weights_only=False)
+    assert torch.equal(saved["cpu"], trainer.after)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from mps_trainer.checkpoints import checkpoints, manifest
-from mps_trainer.checkpoints.checkpoints import Checkpoints
+from mps_trainer.checkpoints.checkpoints import Checkpoints, wait_for_background
 from mps_trainer.checkpoints.writers import Writer
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import AnotherProcessFailedError, CheckpointError
@@ -120,6 +121,45 @@ def test_what_else_goes_wrong_is_raised_and_leaves_nothing(saver, tmp_path, in_b
         save(saver, wrong, in_background=in_background)
     assert os.listdir(tmp_path) == []
     saver.require_saved()
+
+
+@pytest.fixture
+def unfinished(saver):
+    """A Checkpoints whose checkpoint is being written in the background, until its event is set."""
+    opened, trainer = threading.Event(), saver._trainer
+    trainer.state.global_step = 4
+    trainer.writer = Writer(lambda folder: (opened.wait(20), writes("weights")(folder)), in_background=True)
+    saver.write()
+    saver.opened = opened
+    yield saver
+    opened.set()
+    wait_for_background()
+
+
+def test_a_signal_while_a_checkpoint_is_waited_for_does_not_forget_it(unfinished, tmp_path):
+    def ends(signum, frame):
+        unfinished.opened.set()
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGALRM, ends)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(SystemExit):
+            unfinished.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    unfinished.wait()
+    assert os.listdir(tmp_path) == ["checkpoint-4"]
+    assert unfinished._trainer.outcomes == ["saved"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_the_thread_that_it_does_not_have(unfinished):
+    if (child := os.fork()) == 0:
+        signal.alarm(10)
+        unfinished.wait()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 # Together

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.distributed import Processes
 from mps_trainer.loop import run as run_module
+from mps_trainer.loop.rng import RunRng
 from mps_trainer.loop.run import TrainingRun
 from tests.conftest import assert_same_weights, examples, logged, weights
 
@@ -487,3 +488,19 @@ def test_accelerator_knows_the_last_batch_of_an_update(make_trainer):
     _ = trainer.accelerator
     trainer.train()
     assert trainer.synced == (False, True, False, True)
+
+
+def test_an_interrupt_while_workers_end_leaves_no_run_behind(make_trainer, monkeypatch):
+    class Interrupt(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunRng, "close", interrupted)
+    trainer = make_trainer({"callbacks": [Interrupt()]})
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert not trainer.is_in_train
+    assert trainer._mt_run is None
