@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -151,9 +152,17 @@ def attend(rank: int, size: int, restarts: int) -> None:
     with contextlib.suppress(Exception):  # without it, torch's own message remains
         store: Any = dist.PrefixStore(f"attendance-{restarts}", distributed_c10d._get_default_store().clone())
         store.set(f"who/{rank}", f"process {rank} (pid {os.getpid()} on {socket.gethostname()})")
-        names = [store.get(f"who/{each}").decode() for each in range(size)]  # waits for each
+        names = [_name(store, each) for each in range(size)]
         is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         _own = RankMonitor(store, rank, names, "torchrun" if is_launchers else "process 0")
+
+
+def _name(store: Any, rank: int) -> str:
+    """Returns the process with its pid and host, or by its number alone if it was lost before it wrote them."""
+    with contextlib.suppress(Exception):
+        store.wait([f"who/{rank}"], timedelta(seconds=PATIENCE))
+        return store.get(f"who/{rank}").decode()
+    return f"process {rank}"
 
 
 def leave() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 
 import pytest
@@ -204,3 +205,18 @@ def test_a_store_that_does_not_answer_keeps_nobody_waiting(together, explained_b
     said = explained_by(first, dist.DistNetworkError("Connection reset by peer"))
     assert re.search(r"and process 0 \(pid \d+ on .*\), which keeps the list of processes, does not answer", said)
     assert time.monotonic() - begun < 10
+
+
+def test_a_process_that_is_lost_before_it_wrote_its_name_keeps_nobody_waiting_and_is_named(monkeypatch, explained_by):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # a get waits for five minutes
+    monkeypatch.setattr(rank_monitor, "EVERY", 0.02)
+    monkeypatch.setattr(rank_monitor, "PATIENCE", 0.2)
+    monkeypatch.setattr(rank_monitor, "_own", None)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    attending = threading.Thread(target=rank_monitor.attend, args=(0, 2, 0), daemon=True)
+    attending.start()
+    attending.join(10)
+    assert not attending.is_alive()
+    said = explained_by(rank_monitor._own, RuntimeError(LOST))
+    assert "these did not come to step 4: process 1: it does not answer" in said
+    rank_monitor.leave()
