@@ -134,11 +134,6 @@ class PrefetchIterator(Iterator[Any]):
         """Ends the workers, which otherwise live as long as the process."""
         self._batches, self._waiting = iter(()), _END
 
-    @property
-    def is_resumable(self) -> bool:
-        """Returns True if a later pass can resume after the batch last given, and load the same batches."""
-        return not self.draws or self._waiting is _END or self.before_waiting is not None
-
     def _load(self) -> None:
         self.before_waiting = rng_state() if self.records else None
         self._waiting = self._next()

@@ -33,12 +33,10 @@ class SignalHandler:
 
     Attributes:
         signum: the signal that came, None while there was none.
-        all_may_stop: whether each process could resume from a checkpoint made now, as they last agreed.
     """
 
     def __init__(self, wanted: bool = True, processes: Processes | None = None) -> None:
         self.signum: int | None = None
-        self.all_may_stop = True
         self._received, self._received_at = 0, 0.0
         self._processes = processes if processes is not None and processes.is_distributed else None
         self._answer: Callable[[], list[float]] | None = None  # waits for the other processes
@@ -76,26 +74,16 @@ class SignalHandler:
                 with contextlib.suppress(OSError):  # not print: Python's buffers may be what the signal interrupted
                     os.write(2, text.encode())
 
-    def ask(self, may_stop: bool | None = None) -> None:
-        """Starts asking the other processes whether they received a signal, without waiting for the answer.
+    def ask(self) -> None:
+        """Starts asking the other processes whether they received a signal, without waiting for the answer."""
+        if self._processes is not None and self._answer is None:
+            self._answer = self._processes.all_reduce_max_later([self._received])
 
-        Args:
-            may_stop: whether this process may stop here; None for what was agreed on last.
-        """
-        if may_stop is None:
-            may_stop = self.all_may_stop
-        if self._processes is None:
-            self.all_may_stop = may_stop
-        elif self._answer is None:
-            self._answer = self._processes.all_reduce_max_later([self._received, not may_stop])
-
-    def agree(self, may_stop: bool | None = None) -> None:
+    def agree(self) -> None:
         """Shares the answers of all processes, asked before or now, with each of them."""
-        self.ask(may_stop)
+        self.ask()
         if self._answer is not None:
-            signum, must_go_on = self._answer()
-            self.signum, self.all_may_stop = int(signum) or None, not must_go_on
-            self._answer = None
+            self.signum, self._answer = int(self._answer()[0]) or None, None
 
     @property
     def _speaks(self) -> bool:

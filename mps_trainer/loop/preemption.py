@@ -41,15 +41,10 @@ class PreemptionHandler:
         self._before_evaluation: dict[str, Any] | None = None
         self._takes_flags = script_takes_flags()
 
-    @property
-    def should_end(self) -> bool:
-        """Returns True if a signal came and every process may stop here."""
-        return self.signals.signum is not None and self.signals.all_may_stop
-
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Lets a signal interrupt an evaluation inside; `save_and_end` restores the state from before it."""
-        if self.trainer.args.save_on_signal and self.signals.all_may_stop:
+        if self.trainer.args.save_on_signal:
             self._before_evaluation = self.run_state.snapshot(with_buffers=False)
         yield
         if self._before_evaluation is not None:

@@ -106,11 +106,6 @@ class RunRng:
         if isinstance(self._batches, PrefetchIterator):
             self._batches.records = wanted or self._batches.draws
 
-    @property
-    def may_stop(self) -> bool:
-        """Returns True if a run resumed from a checkpoint of this moment draws the same numbers."""
-        return not isinstance(self._batches, PrefetchIterator) or self._batches.is_resumable
-
     def explain(self, error: Exception) -> None:
         """Adds the number of the dead worker to `error` if a worker of the loader died."""
         explain_worker(error, self._batches)

@@ -329,7 +329,7 @@ class TrainingRun:
         The fused AdamW clips within its step; then `_clip_grad_norm` only measures the norm.
         """
         trainer, state, step = self.trainer, self.run_state, self.trainer.state.global_step
-        self.signals.ask(self.rng.may_stop)
+        self.signals.ask()
         clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None
         state.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
         if self.stop_on_nan is not None:
@@ -350,8 +350,8 @@ class TrainingRun:
     def log_evaluate_save(self) -> None:
         """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
         self.checkpoints.poll()
-        self.signals.agree(self.rng.may_stop)
-        if self.preemption.should_end:  # if not, they may after the step to come
+        self.signals.agree()
+        if self.signals.signum is not None:
             self.save_and_end()
         trainer, state = self.trainer, self.run_state
         control = trainer.control
@@ -373,7 +373,7 @@ class TrainingRun:
             self.save_and_end()
         if self.waits_at_each_step:
             self.nonfinite.warn()
-        if self.preemption.should_end:
+        if self.signals.signum is not None:
             self.save_and_end()
         if self.drift is not None and asked:
             self.drift.begin(trainer.state.global_step)
@@ -403,8 +403,6 @@ class TrainingRun:
 
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
-        if self.signals.signum is not None:  # in the last step, and loading draws: no step more came
-            self.save_and_end()
         self.checkpoints.save_again()
         processes = self.trainer._mt_processes
         processes.wait()  # for what the first one has written

@@ -108,7 +108,7 @@ class DrawsForEvenRows(Dataset):
 
 @scenario
 def loading_draws_in_one(folder: str) -> dict[str, Any]:
-    """One process may not stop after the first step; the other may."""
+    """Loading draws random numbers in one process, in the other not."""
     settings = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential", "eval_strategy": "steps"}
     torch.manual_seed(0)
     callback = SignalToOne("on_step_begin", 1)
