@@ -226,7 +226,7 @@ class Checkpoints:
             if writer.write_shards is not None:
                 processes.all_do(functools.partial(writer.write_shards, unfinished))
             processes.first_does(finish)
-        except Exception as failure:  # of one of the processes, and then all come here
+        except Exception as failure:  # all processes come here after the error of one
             is_own = not isinstance(failure, AnotherProcessFailedError)
             reasons = processes.gather(why_not_written(failure, unfinished) if is_own else "")
             if None in reasons:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from ..errors import MisconfigurationException
 
 LARGEST_JSON = 256 << 20  # bytes: the log of two million steps
-MOST_VALUES = 10_000_000  # that many empty lists, the most that fit in these bytes, take 700 MB of memory
+MOST_VALUES = 10_000_000  # so many empty lists, the most that fit in these bytes, take 700 MB of memory
 # How torch, C++ and safetensors say that a file could not be written, which they do not say with an OSError.
 _NOT_WRITTEN = (
     *("PytorchStreamWriter failed", "unexpected pos", "file write failed", "open file failed", "iostream error"),

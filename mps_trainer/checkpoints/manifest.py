@@ -78,7 +78,7 @@ def renew(folder: str, step: int) -> None:
     if not os.path.isfile(path) or _intact.get(folder) == _signature(folder):
         return
     before: Any = {}
-    with contextlib.suppress(MisconfigurationException):  # not read(), which refuses what a callback added
+    with contextlib.suppress(MisconfigurationException):  # read() would refuse what a callback added
         before = read_json(path)
     save = before.get("save")
     write(folder, step, save if schema.fits(save, schema.Size) else 1, before.get("run"))

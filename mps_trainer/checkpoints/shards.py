@@ -160,7 +160,7 @@ def read_into(checkpoint: str, what: str, tensors: dict[str, torch.Tensor]) -> N
     folder = os.path.join(checkpoint, FOLDER, what)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as is meant
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # it is meant so
             dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(folder), no_dist=True)
     except dcp.CheckpointException as error:
         raise damaged(folder, Exception(str(_first_of(error)))) from error

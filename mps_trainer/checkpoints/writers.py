@@ -142,7 +142,7 @@ def _may_write_in_background(trainer: SavingTrainer) -> bool:
 
 
 def _inner(model: Any) -> Any:
-    return getattr(model, "_orig_mod", model)  # of a compiled one
+    return getattr(model, "_orig_mod", model)  # a compiled one has it
 
 
 # Copies in the host's memory
@@ -224,7 +224,7 @@ def save(
 def save_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:
     """Writes the files of `save` except the weights, which each process writes in part."""
     os.makedirs(folder, exist_ok=True)
-    if isinstance(model, PreTrainedModel):  # as its own save_pretrained does
+    if isinstance(model, PreTrainedModel):  # its own save_pretrained does so, too
         model.config.architectures = [class_of(model).__name__]
         model.config.dtype = str(model.dtype).removeprefix("torch.")
     for name in ("config", "generation_config"):

@@ -81,7 +81,7 @@ def convert(values: Mapping[Any, Any], source: str) -> tuple[Settings, dict[str,
     if isinstance(precision, str) and precision.lower() == "fp8":
         precision, ignored["mixed_precision"] = None, f"fp8 is not one of {', '.join(PRECISIONS)}"
     count = values.get("num_processes")
-    if count == -1:  # not set
+    if count == -1:  # Accelerate writes it where none is set
         count = None
     if not is_known and count not in (None, 1):
         count, ignored["num_processes"] = None, f"{_word(count)} belongs to that distributed_type"

@@ -48,7 +48,7 @@ def in_force(named_file: str | None, environ: Mapping[str, str]) -> LoadedSettin
 
 def load(path: Path) -> LoadedSettings:
     """Reads a file of settings, ours or Accelerate's. Raises MisconfigurationException where it cannot be read."""
-    import yaml  # not for --help
+    import yaml  # --help does without it
 
     from ..utils.yaml_loader import BoundedLoader
 

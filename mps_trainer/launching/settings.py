@@ -21,14 +21,14 @@ Settings = dict[str, Any]
 DEVICES = ("auto", *ACCELERATORS)
 PRECISIONS = ("no", "fp16", "bf16")
 MOST_PROCESSES = 1024  # on one machine; a slip of the finger has more
-MOST_MEMORY = 2  # as torch takes it
+MOST_MEMORY = 2  # torch takes no more
 USE_CPU = "ACCELERATE_USE_CPU"
 
 DEFAULTS: Settings = {
     "device": "auto",  # the first usable of mps, cuda, xpu, cpu; others are "cpu", or a GPU that has to be there
     "mixed_precision": "no",  # the format that a Trainer, or Accelerate, autocasts to
     "mps_fallback": False,  # True runs operators without an MPS kernel on the CPU
-    "num_processes": 1,  # that train together on this machine
+    "num_processes": 1,  # they train together on this machine
     "memory_fraction": None,  # the limit on mps, as a share of the maximum that Metal recommends; 0 is no limit
 }
 _CHOICES = {"device": DEVICES, "mixed_precision": PRECISIONS}

@@ -60,7 +60,7 @@ class TrainingRun:
         self.trainer, self.trial, self.args, self.events = trainer, trial, trainer.args, trainer._mt_events
         self.resume_from, args, overrides = resume_from, trainer.args, trainer._mt_overrides
         supervised = trainer._mt_supervised
-        limit = None if supervised is None or args.fsdp else supervised.examples  # after a restart because of memory
+        limit = None if supervised is None or args.fsdp else supervised.examples  # memory ran out before a restart
         splits_batches = args.auto_find_batch_size or limit is not None
         self.batch_size, examples_at_a_time = sizes_to_begin_with(args, resume_from, limit)
         trainer._train_batch_size = self.batch_size
@@ -411,7 +411,7 @@ class TrainingRun:
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
         self.preemption.end_if_signalled(self._log_before_stop)
-        if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
+        if self.args.auto_find_batch_size:  # transformers tells the size that was found there, too
             self.trainer._train_batch_size = self.trainer.state.train_batch_size or self.batch_size
         return output
 

@@ -1,4 +1,4 @@
-"""Which device each machine gets for each request, what the decision says, and the message where there is none."""
+"""Each machine gets a device for each request, with a reason, or a message that says why there is none."""
 
 from __future__ import annotations
 
