@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -113,7 +112,8 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
     def add_noise(module: nn.Module, _: Any, embeddings: torch.Tensor) -> torch.Tensor | None:
         if not module.training:
             return None
-        bound = alpha / math.sqrt(embeddings.size(1) * embeddings.size(2))
+        # in float32, for the same numbers as transformers'
+        bound = float(alpha / torch.sqrt(torch.tensor(embeddings.size(1) * embeddings.size(2))))
         return embeddings + torch.zeros_like(embeddings).uniform_(-bound, bound)
 
     hook = get().register_forward_hook(add_noise)

@@ -59,6 +59,15 @@ def test_language_model_has_same_logs(assert_same_runs, settings):
     assert not ours.model.get_input_embeddings()._forward_hooks
 
 
+def test_noise_on_embeddings_equals_transformers_to_the_last_bit(both):
+    def run(library):
+        model = gpt2()
+        trained(library, model, texts, neftune_noise_alpha=3.0, optim="sgd")  # float64 rounds 3 / sqrt(160) otherwise
+        return torch.cat([weights.flatten() for weights in model.state_dict().values()])
+
+    assert torch.equal(*both(run))
+
+
 def test_memory_metrics_have_same_names(assert_same_runs):
     pytest.importorskip("psutil")
 
