@@ -64,6 +64,8 @@ class Position(Struct, kw_only=True):
     postponed: list[Literal["evaluate", "save"]] = []
     due: list[Literal["evaluate", "save"]] = []
     examples_at_a_time: Size | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
 
 
 class PositionInEpoch(Position):

@@ -132,9 +132,10 @@ class LossMeter:
         self._sum, self.total, self.first_step, self.last_read_step, losses, norms = saved
         self._losses, self._norms = losses.copy(), norms.copy()
 
-    def state_dict(self) -> dict[str, Any]:
-        self._drain(None)
+    def state_dict(self, grad_norm: torch.Tensor | float | None) -> dict[str, Any]:
+        """Returns the losses since the last log, and the value of `grad_norm`, which the same sync reads."""
         return {
+            "grad_norm": self._drain(grad_norm),
             "sum": float(self._sum),
             "total": self.total,
             "first_step": self.first_step,

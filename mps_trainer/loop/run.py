@@ -165,9 +165,13 @@ class TrainingRun:
         if self.resume_from is not None:
             self.resume(self.resume_from)
         with self.signals:
-            if self.start():
+            if self.start() and not self.is_complete():
                 self.train_epochs()
             return self.finish()
+
+    def is_complete(self) -> bool:
+        """Returns True if the checkpoint that the run resumes is that of its end."""
+        return self.run_state.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
 
     def train_epochs(self) -> None:
         first_epoch, first_batch = self.run_state.epoch, self.run_state.batches

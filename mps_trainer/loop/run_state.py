@@ -43,14 +43,13 @@ class RunState:
         self.update_start = 0
         self.splits_batches = False
         self.examples_at_a_time: int | None = None
-        self.grad_norm: torch.Tensor | float | None = None
-        self.learning_rate: float | None = None
         self.load_state_dict({})
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the step number of a checkpoint does not contain. Reads the losses from the device."""
+        """Returns what the step number of a checkpoint does not contain. Reads losses and norm from the device."""
         return {
-            **self.meter.state_dict(),
+            **self.meter.state_dict(self.grad_norm),
+            "learning_rate": self.learning_rate,
             "epoch_has_ended": self.epoch_has_ended,
             "epoch": self.epoch,
             "batches": self.batches,
@@ -68,6 +67,8 @@ class RunState:
                 self.epoch, self.batches = self.epoch + 1, 0
         self.epoch_has_ended = state.get("epoch_has_ended", True)
         self.postponed: list[str] = list(state.get("postponed", []))
+        self.grad_norm: torch.Tensor | float | None = state.get("grad_norm")  # for a log at the end of the epoch
+        self.learning_rate: float | None = state.get("learning_rate")
         self.meter.reset(step)
         if state:
             self.meter.load_state_dict(state)

@@ -33,7 +33,7 @@ def test_nonfinite_loss_shows_when_it_is_not_filtered():
 def test_state_carries_the_sum_between_logs_over():
     first = filled([1.0, 2.0])
     second = LossMeter(torch.device("cpu"), True)
-    second.load_state_dict(first.state_dict())
+    second.load_state_dict(first.state_dict(None))
     second.add(torch.tensor(6.0), 2)
     assert second.read(3, None)[0] == 3.0
 
