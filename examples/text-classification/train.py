@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
-from mps_trainer import Trainer, TrainingArguments
+from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.tables import classified, load_splits
@@ -27,15 +27,20 @@ def main() -> None:
     script, args = parser.parse(sys.argv[1:], train_sampling_strategy="bucket_by_length", eval_strategy="epoch")
     train, held = load_splits(script.dataset_name)
     splits, texts, labels = classified({"train": train, "validation": held})  # one or two texts, and `label`
+    if not labels:
+        raise MisconfigurationException("The labels are scores, which run_glue.py can learn. Write classes as words.")
 
     set_seed(args.seed)  # before the model, whose new head has random weights
     tokenizer = AutoTokenizer.from_pretrained(script.model_name_or_path)
-    model = AutoModelForSequenceClassification.from_pretrained(script.model_name_or_path, num_labels=len(labels))
+    model = AutoModelForSequenceClassification.from_pretrained(
+        script.model_name_or_path, num_labels=len(labels), ignore_mismatched_sizes=True
+    )
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 
     def tokenize(rows):
-        return tokenizer(*(rows[name] for name in texts), truncation=True, max_length=script.max_seq_length)
+        columns = [[text or "" for text in rows[name]] for name in texts]  # a cell may be empty
+        return tokenizer(*columns, truncation=True, max_length=script.max_seq_length)
 
     trainer = Trainer(
         model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from transformers.trainer_callback import TrainerState
@@ -12,14 +12,12 @@ from ..data.buckets import buckets_of
 from ..data.loader import length_of, num_examples
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
+from ..loop.plan import StepPlan
 from ..model.attention_in_models import describe_attention
 from ..training_args import TrainingArguments
 from ..utils.amounts import format_bytes
 from ..utils.overrides import Overrides
 from ..utils.text import choice_text
-
-if TYPE_CHECKING:
-    from ..loop.plan import StepPlan
 
 logger = logging.getLogger(__name__)
 # The logger whose level scripts for transformers set, and whose lines they and their users look for.
@@ -167,7 +165,9 @@ def _steps(args: Any, state: Any, loader: Any) -> str:
         return steps
     epochs = args.num_train_epochs
     if args.max_steps > 0:
-        epochs = state.max_steps * examples_in_step(args, state) / examples
+        plan = StepPlan.of(loader, args)
+        whole, rest = divmod(state.max_steps, plan.updates_per_epoch)
+        epochs = plan.progress(whole, rest * plan.accumulation)
     return f"{steps}, {epochs:.3g} epoch{'s' if f'{epochs:.3g}' != '1' else ''} of {examples:,} examples"
 
 

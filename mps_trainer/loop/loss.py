@@ -116,6 +116,7 @@ class LossSurface(Protocol):
     label_smoother: Any
     loss_is_scaled_for_ga: bool | None
     model_accepts_loss_kwargs: bool
+    current_gradient_accumulation_steps: int
     _mt_overrides: Overrides
     _mt_processes: Processes
 
@@ -139,16 +140,19 @@ class UpdateLoss:
 
     Attributes:
         divisor: the divisor for the loss of the batch whose step comes next.
+        accumulated: the batches of the update as the arguments say, some of which may be split into several.
         model_uses_items: True if the model's forward() computes with the number of items; None until the first batch.
     """
 
     def __init__(self, trainer: LossSurface) -> None:
         self.trainer = trainer
         self.divisor: SupportsFloat = 1.0
+        self.accumulated = 1
         self.model_uses_items: bool | None = None
         self._computed_by = "subclass"  # the last loss: a name in `rule`
         self._watches = True  # until a batch has shown whether a subclass uses the number of items
         self._watched: _Watched | None = None
+        self._warned_of_assumption = False
         self.start_run(None)
 
     def start_run(self, loader: Any) -> None:
@@ -322,18 +326,20 @@ class UpdateLoss:
         if not self.is_normalised(num_items):
             divisor = float(self.divisor)
             return loss if divisor == 1 else loss / divisor
-        self._warn_of_assumption()
-        if self.trainer._mt_processes.is_distributed and self.trainer.args.average_tokens_across_devices:
+        if self._computed_by == "subclass" and self._watched is not None and not self._watched.was_used:
+            self._warn_of_assumption()
+            is_split = self.trainer.current_gradient_accumulation_steps > self.accumulated
+            if is_split or self.accumulated == 1:  # the mean of its batch; accumulated ones are added, as in transformers
+                return loss * (self.accumulated / float(self.divisor))
+        elif self.trainer._mt_processes.is_distributed and self.trainer.args.average_tokens_across_devices:
             return loss * self.trainer._mt_processes.size  # gradients are averaged, and this is one part of a sum
         return loss
 
     def _warn_of_assumption(self) -> None:
-        """Warns if a subclass's loss counts as normalised over the update, but did not use the number of items."""
-        if self._computed_by != "subclass" or self.trainer.loss_is_scaled_for_ga is not None:
+        """Warns once of accumulated losses that count as normalised over the update and do not use its items."""
+        if self._warned_of_assumption or self.accumulated == 1:
             return
-        if self._watched is None or self._watched.was_used or float(self.divisor) == 1:
-            return
-        self._watched = None
+        self._warned_of_assumption = True
         warnings.warn(
             f"{type(self.trainer).__name__}.compute_loss is assumed to divide by num_items_in_batch, as in "
             "transformers for a model that accepts that argument. If it returns the mean of its batch, accumulated "

@@ -263,6 +263,7 @@ class TrainingRun:
                 break
             done += len(group)
             self.run_state.epoch, self.run_state.batches = epoch, done
+            self.trainer._mt_loss.accumulated = -(-len(group) // self.batches_in_one)
             yield group, num_items
         if not done and self.trainer.state.global_step < self.plan.max_steps:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)

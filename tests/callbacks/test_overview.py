@@ -21,7 +21,7 @@ def test_the_first_lines_say_device_size_steps_batch_and_checkpoints(make_traine
     assert lines[0].startswith("Training on cpu: use_cpu=True")
     assert lines[1:5] == [
         "  74 parameters, all of them trained",
-        "  4 steps, 1.6 epochs of 40 examples",
+        "  4 steps, 1.4 epochs of 40 examples",  # 3 steps an epoch: of 2, 2 and 1 batches
         "  16 examples in a step: 8 in a batch x 2 accumulated",
         f"  2 checkpoints in {tmp_path / 'run'}, about 888 bytes each",
     ]

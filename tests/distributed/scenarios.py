@@ -109,6 +109,19 @@ def a_loss_of_a_subclass(folder: str) -> dict[str, Any]:
     return train(folder, classifier(), examples(43), kind=Weighted, gradient_accumulation_steps=2)
 
 
+class Silent(Trainer):
+    """Returns the mean of its batch, and does not say so: what most subclasses do."""
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        outputs = model(**inputs)
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+
+@scenario
+def a_loss_that_ignores_the_items(folder: str) -> dict[str, Any]:
+    return train(folder, small_bert(), sentences(40, labels=True), padded, Silent, learning_rate=1e-3)
+
+
 def sentences(count: int, labels: bool) -> list[dict[str, list[int]]]:
     """Of 3 to 30 tokens."""
     generator = np.random.default_rng(0)

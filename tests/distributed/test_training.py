@@ -16,6 +16,7 @@ ALIKE = [
     "accumulation_and_clipping",
     "batches_are_split",
     "a_loss_of_a_subclass",
+    "a_loss_that_ignores_the_items",
     "length_buckets",
     "attention_in_chunks",
     "a_stream",

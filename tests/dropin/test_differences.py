@@ -39,6 +39,18 @@ def test_unequal_batches_of_an_update_weigh_by_examples_here(library):
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected)
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(numbers(3))
+
+
+def test_the_rest_of_a_stream_is_a_step_here(library):
+    settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1, "max_steps": 2}
+    trainer = library.trained(Squares(), train_dataset=Stream(), learning_rate=0.0, logging_steps=1, **settings)
+    expected = {mps_trainer: 4, transformers: 4 + (0 + 1) / 2}[library.module]
+    assert trainer.state.log_history[1]["loss"] == pytest.approx(expected)
+
+
 def test_create_optimizer_and_scheduler_is_called_here_only(library):
     class Own(library.module.Trainer):
         def create_optimizer_and_scheduler(self, num_training_steps):

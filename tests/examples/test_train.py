@@ -55,15 +55,23 @@ def test_texts_of_a_table_are_learned_and_a_second_run_resumes(texts):
     assert (texts / "out" / "checkpoint-44").is_dir()
 
 
+def test_a_head_for_other_labels_is_replaced_and_a_text_may_be_empty(texts):
+    tiny("BertForSequenceClassification", vocab_size=296, num_labels=3).save_pretrained(texts / "model")
+    (texts / "data.csv").write_text("text,label\n" + "the boat,water\n,land\n" * 8)
+    assert accuracy(train("text-classification", texts, "--dataset_name", "data.csv", "--max_steps", "1")) >= 0
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--dataset_name", "gone.csv"], "The dataset gone.csv cannot be loaded"),
         (["--dataset_nam", "data.csv"], "Did you mean --dataset_name?"),
+        (["--dataset_name", "scores.csv"], "The labels are scores"),
     ],
     ids=str,
 )
 def test_wrong_input_is_one_line(texts, words, says):
+    (texts / "scores.csv").write_text("text,label\n" + "a boat,1.5\na house,2.5\n" * 2)
     done = train("text-classification", texts, *words)
     assert done.returncode == 2
     (line,) = (line for line in done.stderr.splitlines() if "error" in line.lower())

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
+from mps_trainer import Trainer
 from mps_trainer.data.buckets import LengthBuckets
 from mps_trainer.data.padding import PadToBucket
 from tests.conftest import accuracy, assert_same_weights, logged, weights
@@ -95,6 +96,22 @@ def test_resumed_run_equals_one_that_was_never_interrupted(make_bucketed, tmp_pa
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{stop}"))
     assert_same_weights(weights(whole.model), weights(resumed.model))
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
+
+
+def test_halves_of_a_batch_do_not_add_up_to_a_larger_loss_if_a_subclass_ignores_the_items(make_bucketed):
+    class Silent(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+            return model(**inputs)["loss"]
+
+    def run(**members):
+        model = make_reader()
+        model.accepts_loss_kwargs = "kind" in members
+        trainer = make_bucketed({"model": model, **members}, per_device_train_batch_size=16, max_steps=3)
+        torch.manual_seed(0)
+        trainer.train()
+        return logged(trainer, "loss"), logged(trainer, "grad_norm")
+
+    torch.testing.assert_close(run(kind=Silent), run())
 
 
 def test_training_sees_few_shapes_and_every_example(make_bucketed):

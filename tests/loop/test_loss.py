@@ -138,6 +138,7 @@ def stub(**settings):
         "label_smoother": None,
         "loss_is_scaled_for_ga": None,
         "model_accepts_loss_kwargs": True,
+        "current_gradient_accumulation_steps": 1,
         "_mt_overrides": Overrides(),
         "_mt_processes": Processes(0, 1),
     }
@@ -552,6 +553,12 @@ class TestWithoutATrainer:
         args = SimpleNamespace(average_tokens_across_devices=average)
         loss = UpdateLoss(stub(args=args, _mt_processes=Processes(0, 2), loss_is_scaled_for_ga=True))
         assert loss.scaled(OUTPUTS["loss"], 8) == expected
+
+    @pytest.mark.parametrize(("uses", "expected"), [(True, 12), (False, 6)])
+    def test_a_silent_loss_that_ignores_the_items_is_averaged_over_the_processes(self, uses, expected):
+        loss = UpdateLoss(stub(_mt_processes=Processes(0, 2), _mt_overrides=Overrides(["compute_loss"])))
+        items = loss.items_for_compute_loss(torch.tensor(8))
+        assert loss.scaled(OUTPUTS["loss"] * (items / 8 if uses else 1), 8) == expected
 
     def test_only_the_first_batch_of_a_silent_subclass_is_watched(self):
         loss = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))

@@ -124,6 +124,29 @@ def test_only_the_failed_update_is_repeated(train):
     assert train(Grows(), max_steps=5).model.sizes == [8, 8, 8, 8, 4, 4, 4, 4]
 
 
+class Silent(Trainer):
+    """Ignores the number of items, which its model accepts."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        return model(**inputs)["loss"]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*is assumed to divide")
+def test_parts_of_a_batch_do_not_add_up_to_a_larger_loss_if_a_subclass_ignores_the_items(train, accumulation):
+    def run(fits):
+        model = Hungry(fits)
+        model.accepts_loss_kwargs = True
+        settings = {
+            "gradient_accumulation_steps": accumulation,
+            "max_steps": 3,
+            "train_sampling_strategy": "sequential",
+        }
+        return train(model, {"kind": Silent}, **settings)
+
+    assert_same_run(run(3), run(8))
+
+
 def test_short_last_batch_is_halved(train):
     class EndsScarce(Hungry):
         def logits(self, x):
