@@ -528,7 +528,7 @@ class TestWithoutATrainer:
     @pytest.mark.parametrize("accepted", [True, False])
     def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(self, accepted):
         loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted, _mt_overrides=Overrides(["compute_loss"])))
-        loss.divisor, loss.model_uses_items = 2, False
+        loss.divisor, loss.accumulated, loss.model_uses_items = 2, 2, False
         assert loss.may_use_items
         loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)  # in the batch before
         loss.items_for_compute_loss(8)
