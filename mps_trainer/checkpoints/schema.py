@@ -64,6 +64,7 @@ class Position(Struct, kw_only=True):
     postponed: list[Literal["evaluate", "save"]] = []
     due: list[Literal["evaluate", "save"]] = []
     examples_at_a_time: Size | None = None
+    accumulation: Size = 1
 
 
 class PositionInEpoch(Position):

@@ -289,6 +289,8 @@ def test_a_stream_goes_on_where_its_checkpoint_says_as_the_steps_do_not_tell(mak
     run.run_state.load_state_dict({**saved, "epoch_has_ended": True})
     assert (position(run), run.run_state.epoch_has_ended) == ((3, 0), True)
     assert run.run_state.first_step == 5
+    run.run_state.load_state_dict({**saved, "accumulation": 3, "batches": 6, "epoch_has_ended": False})
+    assert position(run) == (2, 2)  # two updates, of one batch each in this run
 
 
 def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
