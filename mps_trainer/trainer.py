@@ -133,6 +133,7 @@ class Trainer:
     _mt_run: TrainingRun | None = None  # the one that is under way
     _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
     _mt_tokens_before: int = 0  # seen when the run began or resumed
+    _mt_own_tokens: int = 0  # of this process in the update under way, where others have some, too
     _mt_flos_per_token: int | None = None
     _mt_length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
 
@@ -602,8 +603,16 @@ class Trainer:
             return
         padding = getattr(self.processing_class, "pad_token_id", None)
         number = tokens_in(self.model, inputs, which == "non_padding", padding)
-        if number is not None:
-            self.state.num_input_tokens_seen += int(self._mt_processes.sum([number])[0])
+        if number is not None and self._mt_processes.is_distributed:
+            self._mt_own_tokens += number
+        elif number is not None:
+            self.state.num_input_tokens_seen += number
+
+    def _mt_add_tokens_of_all(self) -> None:
+        """Adds the tokens of all processes in an update, which may have cut it into different numbers of batches."""
+        if self.args.include_num_input_tokens_seen != "no" and self._mt_processes.is_distributed:
+            own, self._mt_own_tokens = self._mt_own_tokens, 0
+            self.state.num_input_tokens_seen += int(self._mt_processes.sum([own])[0])
 
     # Loaders
 

@@ -308,6 +308,7 @@ class TrainingRun:
             trainer._track_num_input_tokens(batch)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
+        trainer._mt_add_tokens_of_all()
 
     def note_progress(self) -> None:
         if (supervised := self.trainer._mt_supervised) is not None:

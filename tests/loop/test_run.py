@@ -393,6 +393,17 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
         assert (seen, counted, zero) == ([1], [1, 2, 3], expected)  # other processes wait for the last one
 
 
+def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each_has(make_trainer, monkeypatch):
+    trainer = make_trainer(include_num_input_tokens_seen="all")
+    run, exchanged = TrainingRun(trainer), []
+    trainer._mt_processes, trainer.model.main_input_name = Processes(0, 2), "x"
+    monkeypatch.setattr(Processes, "sum", lambda self, numbers: exchanged.append(numbers) or [10 * numbers[0]])
+    batches = [{"x": torch.ones(n, 4), "labels": torch.zeros(n, dtype=torch.int64)} for n in (1, 2)]
+    for update in (1, 2):
+        run.accumulate(batches, None, [1.0, 1.0])
+        assert (exchanged, trainer.state.num_input_tokens_seen) == ([[12]] * update, update * 120)
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_substep_ends_with_each_batch_of_the_arguments_size_but_the_last(make_trainer, parts):
     ended = []
