@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from ..checkpoints.checkpoints import Checkpoints
 from ..devices.mlx_launch import RANK
+from ..devices.slurm import TASKS
 from ..guards.signals import SignalHandler, how_to_go_on
 from ..launching.settings import COMMAND
 from .run_state import RunState
@@ -120,7 +121,7 @@ class PreemptionHandler:
         self.signals.end(f"Stopped after the last step, {step}, and before the work that follows training.")
 
     def _launcher(self, machines: int) -> list[str]:
-        """Returns what started the script: `mps-trainer` with its flags, Python, mlx.launch or torchrun."""
+        """Returns what started the script: `mps-trainer` with its flags, Python, mlx.launch, srun or torchrun."""
         python, size = sys.executable or "python", self.trainer._mt_processes.size
         if (command := os.environ.get(COMMAND)) is not None:
             return [python, "-m", "mps_trainer", *shlex.split(command)[:-1]]
@@ -128,6 +129,8 @@ class PreemptionHandler:
             return [python]
         if RANK in os.environ and "RANK" not in os.environ:
             return ["mlx.launch", *(["--hostfile", "..."] if machines > 1 else ["-n", str(size)]), "--", python]
+        if TASKS in os.environ and "RANK" not in os.environ:
+            return ["srun", "--nodes", str(machines), "--ntasks", str(size), python]
         several = ["--nnodes", str(machines), "--node_rank", "..."] if machines > 1 else []
         return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines)]
 

@@ -282,6 +282,7 @@ def test_the_way_on_names_processes_and_machines(size, machines, expected):
     [
         ({"MLX_RANK": "1"}, 1, ["mlx.launch", "-n", "2", "--", sys.executable]),
         ({"MLX_RANK": "1"}, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, 2, ["srun", "--nodes", "2", "--ntasks", "2", sys.executable]),
         (
             {"RANK": "1", "MPS_TRAINER_COMMAND": "launch --hosts mac1.local,mac2.local train.py"},
             2,
@@ -289,7 +290,7 @@ def test_the_way_on_names_processes_and_machines(size, machines, expected):
         ),
     ],
 )
-def test_the_way_on_names_the_launcher_of_several_macs(monkeypatch, environ, machines, expected):
+def test_the_way_on_names_the_launcher_of_several_machines(monkeypatch, environ, machines, expected):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=2))
