@@ -109,7 +109,8 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
         logger.warning(
             "%s was written by %s, and this run has %d: weights, optimizer and step are restored, but random numbers "
             "such as those of dropout differ. The epoch continues at the same batch, so examples repeat or are left "
-            "out unless batch size x processes x gradient_accumulation_steps is as it was.",
+            "out unless batch size x processes x gradient_accumulation_steps is as it was, and even then if "
+            "train_sampling_strategy orders them by length.",
             checkpoint, "1 process" if made_by == 1 else f"{made_by} processes", size,
         )  # fmt: skip
     state: dict[str, Any] = read_tensors(path, allowed=_numpy_globals())

@@ -66,6 +66,7 @@ class Position(Struct, kw_only=True):
     examples_at_a_time: Size | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
+    accumulation: Size = 1
 
 
 class PositionInEpoch(Position):

@@ -22,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; `argv` defaults to the command line."""
     arguments = None
     try:
-        arguments = _parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else list(argv)
+        arguments = _parser().parse_args(words)
+        arguments.typed = words[: len(words) - len(getattr(arguments, "arguments", ()))]
         return arguments.run(arguments)
     except MisconfigurationException as error:
         return refuse(NAME, error, getattr(arguments, "failure", WRONG_INPUT))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from typing import Any
 
+from ..launching.settings import COMMAND
 from .script import add_restarts, add_script, check_restarts, check_script, run_script
 from .supervisor import supervise
 
@@ -32,13 +34,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script and returns its exit status."""
     check_script(arguments.script)
     check_restarts(arguments)
+    environ = {COMMAND: shlex.join(arguments.typed), **os.environ}
     if arguments.restarts:
         command = [sys.executable, "-m", "mps_trainer", "run", arguments.script, *arguments.arguments]
-        return supervise(command, arguments.restarts, os.environ, arguments.hang_timeout)
+        return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
     from .. import replace_transformers
 
     replace_transformers.replace()  # where an earlier command in this process has undone it
+    os.environ[COMMAND] = environ[COMMAND]
     try:
         return run_script(arguments.script, arguments.arguments)
     finally:
+        os.environ.pop(COMMAND, None)
         replace_transformers.undo()

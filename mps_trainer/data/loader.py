@@ -202,7 +202,8 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
     """Returns `loader` with this process's share of the batches."""
     if is_distributed(loader):
         return loader
-    rank, size, drop_last = processes.rank, processes.size, loader.drop_last
+    # without `even` the loader's own batches all count, and it has left out what does not fill one
+    rank, size, drop_last = processes.rank, processes.size, loader.drop_last and even
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, even=even, drop_last=drop_last)

@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import MisconfigurationException
 
 RANK = "MLX_RANK"
-HOSTS = "MPS_TRAINER_HOSTS"  # `mps-trainer launch --hosts` sets it
 _HOST_FILE = "MLX_HOSTFILE"  # over TCP: a file with the addresses of each process, [["10.0.0.1:32323"], ...]
 _COORDINATOR, _RDMA = "MLX_JACCL_COORDINATOR", "MLX_IBV_DEVICES"  # over RDMA: an address of the first process, a file
 

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..devices.facts import RECORDED_VARIABLES
-from ..devices.mlx_launch import HOSTS
 from ..errors import MisconfigurationException
 from .processes import shell_status, signals_handled
+from .settings import COMMAND
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
 # without these ssh waits for ever for a lost machine, and reports the end of each connection
@@ -92,7 +92,7 @@ def _start(hosts: Sequence[str], command: Sequence[str], environ: Mapping[str, s
     with socket.socket() as probe:  # a port that is free here is most likely free on the first machine
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    shared = {name: environ[name] for name in RECORDED_VARIABLES if name in environ}
+    shared = {name: environ[name] for name in (*RECORDED_VARIABLES, COMMAND) if name in environ}
     processes = []
     for rank, (host, address) in enumerate(zip(hosts, addresses, strict=True)):
         variables = {
@@ -102,7 +102,6 @@ def _start(hosts: Sequence[str], command: Sequence[str], environ: Mapping[str, s
             "LOCAL_WORLD_SIZE": str(addresses.count(address)),
             "MASTER_ADDR": addresses[0],
             "MASTER_PORT": str(port),
-            HOSTS: ",".join(hosts),
         }
         started, known = list(command), {**environ, **variables}
         if not _is_of_this_machine(address):

@@ -23,6 +23,7 @@ PRECISIONS = ("no", "fp16", "bf16")
 MOST_PROCESSES = 1024  # on one machine; a slip of the finger has more
 MOST_MEMORY = 2  # torch takes no more
 USE_CPU = "ACCELERATE_USE_CPU"
+COMMAND = "MPS_TRAINER_COMMAND"  # the words of `launch` or `run` up to the script, for the command that resumes a run
 
 DEFAULTS: Settings = {
     "device": "auto",  # the first usable of mps, cuda, xpu, cpu; others are "cpu", or a GPU that has to be there

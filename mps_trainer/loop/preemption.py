@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from ..checkpoints.checkpoints import Checkpoints
-from ..devices.mlx_launch import HOSTS, RANK
+from ..devices.mlx_launch import RANK
+from ..devices.slurm import TASKS
 from ..guards.signals import SignalHandler, how_to_go_on
+from ..launching.settings import COMMAND
 from .run_state import RunState
 from .surface import TrainerSurface
 
@@ -118,14 +121,16 @@ class PreemptionHandler:
         self.signals.end(f"Stopped after the last step, {step}, and before the work that follows training.")
 
     def _launcher(self, machines: int) -> list[str]:
-        """Returns what started this process: Python, `launch --hosts`, mlx.launch, or torchrun."""
+        """Returns what started the script: `mps-trainer` with its flags, Python, mlx.launch, srun or torchrun."""
         python, size = sys.executable or "python", self.trainer._mt_processes.size
+        if (command := os.environ.get(COMMAND)) is not None:
+            return [python, "-m", "mps_trainer", *shlex.split(command)[:-1]]
         if size == 1:
             return [python]
-        if (hosts := os.environ.get(HOSTS)) is not None:
-            return [python, "-m", "mps_trainer", "launch", "--hosts", hosts]
         if RANK in os.environ and "RANK" not in os.environ:
             return ["mlx.launch", *(["--hostfile", "..."] if machines > 1 else ["-n", str(size)]), "--", python]
+        if TASKS in os.environ and "RANK" not in os.environ:
+            return ["srun", "--nodes", str(machines), "--ntasks", str(size), python]
         several = ["--nnodes", str(machines), "--node_rank", "..."] if machines > 1 else []
         return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines)]
 
@@ -136,5 +141,8 @@ class PreemptionHandler:
         if (unsaved := self.checkpoints.unsaved()) is not None:
             return f"Stopped after step {step}, but {unsaved}"
         folder = self.checkpoints.folder()
-        way_on = how_to_go_on(folder, sys.argv if self._takes_flags else [], self._launcher(machines))
+        argv = list(sys.argv) if self._takes_flags else []
+        if argv and COMMAND in os.environ:
+            argv[0] = shlex.split(os.environ[COMMAND])[-1]  # a module's name, where sys.argv has its file
+        way_on = how_to_go_on(folder, argv, self._launcher(machines))
         return f"Stopped after step {step} of {max_steps} and saved {folder}. To resume: {way_on}"

@@ -295,6 +295,7 @@ class TrainingRun:
         """
         divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
+        tokens_before = trainer.state.num_input_tokens_seen
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
                 accelerator.gradient_state._set_sync_gradients(i == last)
@@ -313,6 +314,10 @@ class TrainingRun:
             trainer._track_num_input_tokens(batch)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
+        if trainer._mt_processes.is_distributed and self.args.include_num_input_tokens_seen != "no":
+            # once in an update, which the processes may have cut into different numbers of batches
+            own = trainer.state.num_input_tokens_seen - tokens_before
+            trainer.state.num_input_tokens_seen = tokens_before + int(trainer._mt_processes.sum([own])[0])
 
     def note_progress(self) -> None:
         if (supervised := self.trainer._mt_supervised) is not None:

@@ -53,6 +53,7 @@ class RunState:
             "epoch_has_ended": self.epoch_has_ended,
             "epoch": self.epoch,
             "batches": self.batches,
+            "accumulation": self.plan.accumulation,
             "postponed": self.postponed,
             **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.splits_batches else {}),
         }
@@ -63,6 +64,8 @@ class RunState:
         self.epoch, self.batches = self.plan.epoch_of(step), self.plan.batches_done(step)
         if self.plan.batches_per_epoch is None and "epoch" in state:  # the plan does not know the length of an epoch
             self.epoch, self.batches = state["epoch"], state["batches"]
+            if (saved := state.get("accumulation", self.plan.accumulation)) != self.plan.accumulation:
+                self.batches = -(-self.batches // saved) * self.plan.accumulation  # the same updates
             if state["epoch_has_ended"] and self.batches:
                 self.epoch, self.batches = self.epoch + 1, 0
         self.epoch_has_ended = state.get("epoch_has_ended", True)

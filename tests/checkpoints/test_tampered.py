@@ -103,6 +103,7 @@ def edit_position(request, saved):
         ("batches", 1.5),
         ("postponed", ["delete"]),
         ("epoch_has_ended", "no"),
+        ("accumulation", 0),
         ("examples_at_a_time", 0),
         ("sum", HUGE),
         ("sum", True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,7 +44,9 @@ def started(folder, monkeypatch):
     """Launches as far as to where the script would begin: its command line and the variables that are new."""
 
     def begin(path, command, environ):
-        raise Started(command[1:], {name: value for name, value in environ.items() if os.environ.get(name) != value})
+        new = {name: value for name, value in environ.items() if os.environ.get(name) != value}
+        assert shlex.split(new.pop("MPS_TRAINER_COMMAND"))[-1] in command
+        raise Started(command[1:], new)
 
     monkeypatch.setattr(os, "execve", begin)
 

@@ -61,6 +61,7 @@ def test_restarts_are_of_the_command_without_them(monkeypatch, tmp_path):
         path = str(tmp_path / "train.py")
         assert (started[1:], most) == (["-m", "mps_trainer", "run", path, "--restarts", "9"], 3)
         assert hang_timeout == 600
+        assert environ["MPS_TRAINER_COMMAND"] == f"run --restarts 3 --hang_timeout 600 {path}"
         return 7
 
     monkeypatch.setattr(cli.run, "supervise", supervise)

@@ -212,11 +212,16 @@ def evaluation(folder: str) -> dict[str, Any]:
 
 
 @scenario
-def evaluation_sorted_by_length(folder: str) -> dict[str, Any]:
-    args = arguments(folder, per_device_eval_batch_size=4, train_sampling_strategy="bucket_by_length")
+def evaluation_sorted_by_length(folder: str, strategy: str = "bucket_by_length", **settings: Any) -> dict[str, Any]:
+    args = arguments(folder, per_device_eval_batch_size=4, train_sampling_strategy=strategy, **settings)
     trainer = Trainer(small_bert(), args, data_collator=padded, compute_metrics=accuracy)
     predictions, labels, metrics = trainer.predict(sentences(29, labels=True))
     return {"predictions": predictions, "labels": labels, "loss": metrics["test_loss"]}
+
+
+@scenario
+def evaluation_of_seven_full_batches(folder: str) -> dict[str, Any]:
+    return evaluation_sorted_by_length(folder, "group_by_length", dataloader_drop_last=True)
 
 
 def with_checkpoints(folder: str, resume: bool | str = False, **settings: Any) -> dict[str, Any]:

@@ -39,7 +39,13 @@ def test_evaluation_gives_what_one_process_gives_to_the_last_digit_whatever_rema
             np.testing.assert_array_equal(found[2], labels)
 
 
-@pytest.mark.parametrize("name", ["evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("evaluation_sorted_by_length", "evaluation_of_seven_full_batches"),
+        *("evaluation_of_a_stream", "metrics_batch_by_batch"),
+    ],
+)
 def test_every_way_to_evaluate_gives_what_one_process_gives(made_by, alone, name):
     one = alone(name)
     for made in made_by(2)(name):

@@ -27,7 +27,8 @@ sys.exit(os.waitstatus_to_exitcode(pty.spawn(["/bin/sh", "-c", sys.argv[-1]])))
 SCRIPT = """\
 import json, os, sys, time
 rank = os.environ["RANK"]
-names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_MIXED_PRECISION", "SECRET")
+names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_MIXED_PRECISION")
+names += ("MPS_TRAINER_COMMAND", "SECRET")
 with open(f"{rank}.json.part", "w") as file:
     json.dump([sys.argv[2:], os.isatty(0), *map(os.environ.get, names)], file)
 os.rename(f"{rank}.json.part", f"{rank}.json")
@@ -100,7 +101,8 @@ def test_each_machine_gets_its_rank_the_arguments_and_the_settings(folder, netwo
     ]
     (folder / "bin" / "ssh").write_text(SSH.replace('"mac"', '"user@mac"'))
     assert cli.main(["launch", *words]) == 0
-    shared = ["2", "0", "1", "10.0.0.1", "bf16"]
+    command = "launch --mixed_precision bf16 --hosts mac1.local,user@mac2.local train.py"
+    shared = ["2", "0", "1", "10.0.0.1", "bf16", command]
     assert seen(folder, 0) == [["it's", "--x=a b"], False, *shared, "kept here"]
     assert seen(folder, 1)[:-1] == [["it's", "--x=a b"], True, *shared]
 

@@ -137,6 +137,15 @@ def test_an_interrupt_is_one_with_the_way_on(make_trainer):
     assert folder in str(ended).split("To resume: ")[1]
 
 
+@pytest.mark.parametrize("words", ["run --restarts 3 train.py", "launch --mixed_precision bf16 -m train"])
+def test_the_way_on_of_a_command_has_its_settings_and_script(make_trainer, monkeypatch, words):
+    monkeypatch.setenv("MPS_TRAINER_COMMAND", words)
+    monkeypatch.setattr(sys, "argv", ["/elsewhere/train.py", "--output_dir", "out"])
+    monkeypatch.setattr("mps_trainer.loop.preemption.script_takes_flags", lambda: True)
+    _, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **SETTINGS)
+    assert f"-m mps_trainer {words} --output_dir out --resume_from_checkpoint " in str(ended)
+
+
 def test_a_run_that_saves_nothing_is_saved_all_the_same(make_trainer):
     trainer, _ = interrupted(make_trainer, SignalAt("on_step_end", 2), **{**SETTINGS, "save_strategy": "no"})
     assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == ["checkpoint-2"]
@@ -273,14 +282,15 @@ def test_the_way_on_names_processes_and_machines(size, machines, expected):
     [
         ({"MLX_RANK": "1"}, 1, ["mlx.launch", "-n", "2", "--", sys.executable]),
         ({"MLX_RANK": "1"}, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, 2, ["srun", "--nodes", "2", "--ntasks", "2", sys.executable]),
         (
-            {"RANK": "1", "MPS_TRAINER_HOSTS": "mac1.local,mac2.local"},
+            {"RANK": "1", "MPS_TRAINER_COMMAND": "launch --hosts mac1.local,mac2.local train.py"},
             2,
             [sys.executable, "-m", "mps_trainer", "launch", "--hosts", "mac1.local,mac2.local"],
         ),
     ],
 )
-def test_the_way_on_names_the_launcher_of_several_macs(monkeypatch, environ, machines, expected):
+def test_the_way_on_names_the_launcher_of_several_machines(monkeypatch, environ, machines, expected):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=2))

@@ -289,6 +289,8 @@ def test_a_stream_goes_on_where_its_checkpoint_says_as_the_steps_do_not_tell(mak
     run.run_state.load_state_dict({**saved, "epoch_has_ended": True})
     assert (position(run), run.run_state.epoch_has_ended) == ((3, 0), True)
     assert run.run_state.first_step == 5
+    run.run_state.load_state_dict({**saved, "accumulation": 3, "batches": 6, "epoch_has_ended": False})
+    assert position(run) == (2, 2)  # two updates, of one batch each in this run
 
 
 def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
@@ -389,6 +391,17 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
         run.trainer._mt_processes = processes
         run.accumulate(given, 8, [2.0, None, None])
         assert (seen, counted, zero) == ([1], [1, 2, 3], expected)  # other processes wait for the last one
+
+
+def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each_has(make_trainer, monkeypatch):
+    trainer = make_trainer(include_num_input_tokens_seen="all")
+    run, exchanged = TrainingRun(trainer), []
+    trainer._mt_processes, trainer.model.main_input_name = Processes(0, 2), "x"
+    monkeypatch.setattr(Processes, "sum", lambda self, numbers: exchanged.append(numbers) or [10 * numbers[0]])
+    batches = [{"x": torch.ones(n, 4), "labels": torch.zeros(n, dtype=torch.int64)} for n in (1, 2)]
+    for update in (1, 2):
+        run.accumulate(batches, None, [1.0, 1.0])
+        assert (exchanged, trainer.state.num_input_tokens_seen) == ([[12]] * update, update * 120)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
