@@ -1,7 +1,5 @@
 """The trace itself: it changes no result, leaves no trace behind, and its report can be read by machines."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

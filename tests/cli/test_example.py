@@ -1,7 +1,5 @@
 """The examples as a folder of one's own."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess
@@ -33,22 +31,17 @@ def test_every_folder_of_the_examples_is_listed_with_a_line(capsys):
 def test_a_copy_has_every_file_and_nothing_that_was_left_by_a_run(name, tmp_path, capsys):
     (ROOT / "examples" / name / "__pycache__").mkdir(exist_ok=True)
     (ROOT / "examples" / name / "__pycache__" / "left.pyc").touch()
-    target = tmp_path / "deep" / "mine"
+    target = tmp_path / "deep" / f"my {name}"
     assert cli.main(["example", name, str(target)]) == 0
     assert files_of(target) == files_of(ROOT / "examples" / name)
     assert not list(target.rglob("__pycache__"))
-    assert f"Copied {len(files_of(target))} files to {target}" in capsys.readouterr().out
-
-
-def test_the_commands_name_files_and_flags_that_the_copy_has(tmp_path, capsys):
-    for name, shown in example.EXAMPLES.items():
-        target = tmp_path / f"my {name}"
-        assert cli.main(["example", name, str(target)]) == 0
-        *_, enter, start = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-        assert shlex.split(enter) == ["cd", str(target)]
-        script = next(word for word in shlex.split(start) if word.endswith((".py", ".ipynb")))
-        assert (target / script).is_file()
-        assert shown.runs in start
+    printed = capsys.readouterr().out
+    assert f"Copied {len(files_of(target))} files to {target}" in printed
+    *_, enter, start = [line.strip() for line in printed.splitlines() if line.startswith("  ")]
+    assert shlex.split(enter) == ["cd", str(target)]
+    script = next(word for word in shlex.split(start) if word.endswith((".py", ".ipynb")))
+    assert (target / script).is_file()
+    assert example.EXAMPLES[name].runs in start
 
 
 @pytest.mark.parametrize(("is_installed", "installs"), [(True, False), (False, True)])

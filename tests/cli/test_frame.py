@@ -1,7 +1,5 @@
 """All commands share help, spellings and completion."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

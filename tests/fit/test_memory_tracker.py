@@ -1,7 +1,5 @@
 """The bytes that exist while fake tensors are made and freed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`mps-trainer report`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
