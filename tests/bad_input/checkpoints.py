@@ -12,7 +12,7 @@ MANIFEST = "manifest.json"
 PICKLED = (OPTIMIZER, SCHEDULER, RNG)
 
 
-def resume(name, says, make, *words, listed=False):
+def resume(name, says, make=lambda folder: None, words=(), listed=False):
     """The second run into the folder `out`, whose checkpoint `make` has damaged.
 
     Without the manifest, which would catch every change before its file is looked at, if not `listed`.
@@ -81,17 +81,10 @@ CHECKPOINTS = [
         "half of the weights of the one that is asked for",
         ["is damaged", "There is no good one beside it", "delete its manifest.json"],
         lambda folder: cut(folder / WEIGHTS),
-        "--resume_from_checkpoint",
-        "out/checkpoint-2",
+        ("--resume_from_checkpoint", "out/checkpoint-2"),
         listed=True,
     ),
     resume("weights of another architecture", "belong to another model", _another_architecture),
     resume("optimizer and schedule swapped", OPTIMIZER, swap),
-    resume(
-        "an optimizer of another kind by flag",
-        [OPTIMIZER, "does not belong to this run"],
-        lambda folder: None,
-        "--optim",
-        "sgd",
-    ),
+    resume("an optimizer of another kind", [OPTIMIZER, "does not belong to this run"], words=("--optim", "sgd")),
 ]

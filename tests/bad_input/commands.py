@@ -56,8 +56,6 @@ COMMANDS = [
     command("check no batch", "check --batches 0 train.py", "--batches: '0'"),
     command("check batches of five thousand digits", f"check --batches {'9' * 5000} train.py", "--batches: '99"),
     command("simulate plenty of memory", "simulate --memory plenty train.py", "plenty"),
-    command("simulate no memory", "simulate --memory 0 train.py", "memory"),
-    command("simulate memory without end", "simulate --memory inf train.py", "inf"),
     command("no such example", "example speech mine", ["speech", "text-classification", "notebooks"]),
     command("an example without a folder", "example notebooks", "mps-trainer example notebooks DIR"),
     command("an example to a folder of no name", "example notebooks ''", "A folder"),

@@ -88,19 +88,14 @@ COMBINATIONS = [
     flag("no checkpoint of that name", "--resume_from_checkpoint gone", "there is no such folder"),
     flag("resuming from nothing", "--resume_from_checkpoint True", "No valid checkpoint found in output"),
     flag("a used output folder", "", "exists, is not empty and has no checkpoint", make=_use),
-    Case(
-        "flags: several processes",
-        (*EMBEDDED_TASK, *OUT),
-        "Process 1 of 2 cannot join the others",
+    flag(
+        "several processes",
+        "",
+        "Process 1 of 2 cannot join",
         environ={"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
     ),
-    Case(
-        "flags: no place in a step of Slurm",
-        (*EMBEDDED_TASK, *OUT),
-        "SLURM_PROCID is not set",
-        environ={"SLURM_STEP_NUM_TASKS": "2"},
-    ),
-    Case("flags: no number of processes", (*EMBEDDED_TASK, *OUT), "WORLD_SIZE is", environ={"WORLD_SIZE": "two"}),
+    flag("no place in a step of Slurm", "", "SLURM_PROCID is not set", environ={"SLURM_STEP_NUM_TASKS": "2"}),
+    flag("no number of processes", "", "WORLD_SIZE is", environ={"WORLD_SIZE": "two"}),
 ]
 
 PARTS = [

@@ -31,7 +31,7 @@ def edit(path, **values):
     path.write_text(json.dumps({name: value for name, value in held.items() if value is not None}))
 
 
-def model(name, says, make, words=""):
+def model(name, says, make=lambda folder: None, words=""):
     command = (*COMMAND, *split(words))
     return Case(f"models: {name}", command, says, TSV_FILES, lambda folder: make(folder / "model"), ["model"])
 
@@ -98,12 +98,10 @@ def _one_kind_of_text(folder):
 
 
 PATHS = [
-    model(
-        "no such folder", ["gone/model", "is not a folder"], lambda folder: None, "--model_name_or_path ./gone/model"
-    ),
-    model("an empty name", "model_name_or_path='' is not accepted", lambda folder: None, "--model_name_or_path ''"),
-    model("a file for a model", "model/config.json is", lambda folder: None, "--model_name_or_path model/config.json"),
-    model("no such tokenizer", "--tokenizer_name ./gone/words", lambda folder: None, "--tokenizer_name ./gone/words"),
+    model("no such folder", ["gone/model", "is not a folder"], words="--model_name_or_path ./gone/model"),
+    model("an empty name", "model_name_or_path='' is not accepted", words="--model_name_or_path ''"),
+    model("a file for a model", "model/config.json is", words="--model_name_or_path model/config.json"),
+    model("no such tokenizer", "--tokenizer_name ./gone/words", words="--tokenizer_name ./gone/words"),
     model("an empty folder", "The", lambda folder: [path.unlink() for path in folder.iterdir()]),
 ]
 

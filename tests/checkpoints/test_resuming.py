@@ -225,8 +225,9 @@ def test_model_whose_names_on_disk_differ_resumes(make_trainer, tmp_path):
     assert_same_weights(weights(whole.model), weights(resumed.model))
 
 
-def test_later_steps_of_another_run_are_the_first_to_go(make_trainer, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 2}
+@pytest.mark.parametrize("save_async", [True, False])
+def test_later_steps_of_another_run_are_the_first_to_go(make_trainer, tmp_path, save_async):
+    settings = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 2, "save_async": save_async}
     make_trainer(max_steps=8, **settings).train()  # leaves 6 and 8
     again = make_trainer(max_steps=7, **{**settings, "save_steps": 1})
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-6"))

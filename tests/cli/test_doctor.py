@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from mps_trainer import DeviceRequest, MachineFacts, __version__, cli, gather_facts, resolve
-from tests import HUNG_AFTER
+from tests import HUNG_AFTER, run_python
 from tests.devices.machines import MACHINES
 
 
@@ -40,10 +40,7 @@ def test_doctor_prints_decision_findings_and_facts_as_json():
         "import sys\nfrom mps_trainer import cli\ncli.main(['doctor', '--json'])\n"
         "print('transformers' in sys.modules)  # it takes seconds\n"
     )
-    environ = {**os.environ, "ACCELERATE_USE_CPU": "true"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=HUNG_AFTER
-    )
+    result = run_python("-c", code, ACCELERATE_USE_CPU="true")
     *lines, imported = result.stdout.splitlines()
     assert imported == "False"
     printed = json.loads("\n".join(lines))

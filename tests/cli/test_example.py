@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import pytest
 
 from mps_trainer import cli
 from mps_trainer.cli import example
+from tests import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_dir())
 
 
@@ -91,4 +90,4 @@ def test_listing_and_copying_load_nothing_that_takes_time(tmp_path):
         "import sys; from mps_trainer.cli import main; main(['example', 'language-modeling', sys.argv[1]]);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'peft', 'numpy')))"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "mine")], cwd=ROOT, check=True, capture_output=True)
+    assert run_python("-c", code, tmp_path / "mine").returncode == 0
