@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 
-from transformers import AutoTokenizer
-
 from .cases import TRAIN, TSV_FILES, Case, split
 from .conftest import make_model
 
@@ -83,18 +81,6 @@ def _larger_vocabulary(folder):
     vocabulary = held["model"]["vocab"]
     vocabulary["boat"] = 5000
     (folder / TOKENIZER).write_text(json.dumps(held))
-
-
-def _new_token(folder):
-    """Gives the tokenizer a padding token beyond the model's vocabulary."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"pad_token": "[FILL]"})
-    tokenizer.save_pretrained(folder)
-
-
-def _one_kind_of_text(folder):
-    """Gives the model one token type, while the tokenizer numbers the second sentence."""
-    make_model(folder, type_vocab_size=1)
 
 
 PATHS = [

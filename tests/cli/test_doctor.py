@@ -20,15 +20,11 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**variables, **environ}, capture_output=True, text=True, timeout=HUNG_AFTER)
 
 
-def lines_with(label: str, text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.split()[:1] == [label]]
-
-
 @pytest.mark.integration
 def test_doctor_prints_the_decision_for_this_machine():
     result = run("doctor")
     decision = resolve(DeviceRequest(), gather_facts())
-    (device,) = lines_with("device", result.stdout)
+    (device,) = (line for line in result.stdout.splitlines() if line.startswith("device "))
     assert device.split()[1] == f"{decision.name}:"
     assert result.returncode == int(result.stdout.count(" error: ") > 0)
     assert result.stderr == ""
