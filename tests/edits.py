@@ -3,11 +3,13 @@
 import datetime
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 PLAIN = [
@@ -96,3 +98,25 @@ def mutate(draw: Any, folder: Path) -> None:
     if path.suffix in (".json", ".yaml", ".pt", ".pth"):
         ways += [edit_content] * 4
     draw(st.sampled_from(ways))(draw, path)
+
+
+def try_edits(count: int, check: Callable[[Any], None]) -> None:
+    """Calls `check` with what draws `count` times. A failure is not shrunk, which could train hundreds of times."""
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(st.data())
+    def run(data: Any) -> None:
+        check(data.draw)
+
+    run()
+
+
+def looks(folder: Path) -> list[tuple[str, int, int]]:
+    """Returns name, time and size of each file in `folder`, which an edit or a refusal leaves alone."""
+    return sorted((path.name, os.lstat(path).st_mtime_ns, os.lstat(path).st_size) for path in folder.iterdir())

@@ -30,11 +30,8 @@ def _doubling() -> str:
 FORM = [
     Case("configs: not there", ("gone.json",), "The file of arguments gone.json cannot be loaded"),
     Case("configs: a folder", ("c.yaml",), "c.yaml cannot be loaded", make=lambda folder: (folder / "c.yaml").mkdir()),
-    config("empty JSON", "", "c.json cannot be loaded"),
     config("empty YAML", "", "c.yaml cannot be loaded: it is no table", "c.yaml"),
     config("a list", "[1, 2]", "c.json cannot be loaded: it is no table"),
-    config("words", "task_name mrpc", "c.yaml cannot be loaded: it is no table", "c.yaml"),
-    config("a comma too many", '{"task_name": "mrpc", "embedded": true,}', "c.json cannot be loaded"),
     config("a comment in JSON", '{"task_name": "mrpc" // the task\n}', "c.json cannot be loaded"),
     config("UTF-16", json.dumps(RIGHT).encode("utf-16"), ["c.json cannot be loaded", "utf-8"]),
     config("endless depth", "[" * 20000, "c.json cannot be loaded"),
@@ -49,12 +46,8 @@ VALUES = [
     with_values("no such name", "learning_rat", learning_rat=1),
     as_yaml("a number for a name", "7: 8\n", "c.yaml cannot be loaded: it is no table"),
     as_yaml("a list for a name", "[1, 2]: 8\n", "c.yaml"),
-    config("NaN", json.dumps({**RIGHT, "learning_rate": float("nan")}), "learning_rate=nan is not accepted"),
     as_yaml("a date for a number", "seed: 2024-01-01\n", "seed=datetime.date(2024, 1, 1) is not accepted"),
     with_values("a number for a file", "train_file=5 is not accepted", train_file=5, embedded=False),
-    with_values("a number for a task", "task_name=5 is not accepted", task_name=5),
-    with_values("NUL in a path", "data_dir='a\\x00b' is not accepted", data_dir="a\x00b", embedded=False),
-    config("half a character", '{"task_name": "mrpc", "output_dir": "out", "data_dir": "\\ud800"}', "data_dir="),
     config("no task", '{"output_dir": "out"}', "There is nothing to train on"),
 ]
 

@@ -26,7 +26,6 @@ def rows(name, says, train, validation=None):
 
 COLUMNS = [
     files("no label column", "train data has no column 'label'", "text,class\na,1\n"),
-    files("a label column in capitals", "train data has no column 'label'; its columns are", "text,Label\na,1\nb,0\n"),
     files(
         "another text column", "validation data has no text in the column 'text'", CSV, CSV.replace("text", "words")
     ),
@@ -44,10 +43,8 @@ COLUMNS = [
         "train.csv cannot be loaded: the header has a column twice",
         "text,label,label\na,1,0\nb,0,1\n",
     ),
-    files("no header", "no column 'label'", "the boat,1\nthe house,0\n"),
     files("a header without rows", "train.csv cannot be loaded: it has no rows", "text,label\n", CSV),
     files("an empty file", "train.csv cannot be loaded: it has no rows", "", CSV),
-    files("an empty validation file", "dev.csv cannot be loaded: it has no rows", CSV, "text,label\n"),
     files("texts that are all missing", "No column beside 'label' has text", "text,label\n,1\n,0\n"),
     files("a task as well", "--task_name and --train_file are two sources of", CSV, CSV, "csv", "--task_name mrpc"),
     Case(
@@ -60,7 +57,6 @@ COLUMNS = [
 
 BYTES = [
     files("an open quote at the end", "train.csv, line 5: unexpected end of data", CSV + 'x,"1\ny,0\n', CSV),
-    files("an open quote at the start", "train.csv", 'text,label\n"a,1\nb,0\n', CSV),
     files("UTF-16", ["train.csv cannot be loaded", "UTF-8"], CSV.encode("utf-16"), CSV),
     files("Latin-1", ["train.csv cannot be loaded", "UTF-8"], b"text,label\n\xe9,1\nb,0\n", CSV),
     files("a line of 10 MB", "train.csv, line 4: field larger than field limit", CSV + "x" * 10**7 + ",1\n", CSV),
@@ -71,7 +67,6 @@ JSON = [
     files("JSON of numbers", "train.json cannot be loaded: a row is no object", "1\n2\n3\n", LINES, "json"),
     files("an empty JSON object", "train.json cannot be loaded: it has no rows", "{}\n", LINES, "json"),
     files("CSV by the name of JSON", "train.json, line 1: this is no JSON", CSV, LINES, "json"),
-    files("NUL bytes by the name of JSON", "train.json, line 1: this is no JSON", b"\x00" * 4096, LINES, "json"),
     files("JSON of endless depth", "train.json", '{"text": ' + "[" * 999 + "]" * 999 + "}", LINES, "json"),
     rows("texts that are objects", "No column beside 'label' has text", [{"text": {"a": "b"}, "label": 1}]),
 ]

@@ -12,38 +12,28 @@ def row(label="1", first="a", second="b"):
     return f"{label}\t0\t0\t{first}\t{second}\n"
 
 
-EVALUATE = (*TASK, "--data_dir", "data", *NO_WEIGHTS, "--do_eval", "--output_dir", "out")
+def folder(name, says, files=(), command=TSV, make=None):
+    """Returns a case of a folder of data."""
+    return Case(f"tables: {name}", (*command, "--output_dir", "out"), says, dict(files), make)
+
+
+EVALUATE = (*TASK, "--data_dir", "data", *NO_WEIGHTS, "--do_eval")
 STSB = "sentence1\tsentence2\tscore\n"
 
 SHAPE = [
     tsv("only line feeds", "\n\n\n", "train.tsv cannot be loaded: it has no rows"),
     tsv("commas for tabs", (HEADER + ROWS).replace("\t", ","), ["train.tsv cannot be loaded", "#1 String"]),
     tsv("a header of ten thousand columns", "x\t" * 10**4 + "\n" + ROWS, "columns, and 10001 are expected"),
-    Case(
-        "tables: no file of the task",
-        (*TSV, "--output_dir", "out"),
-        "none of the files of this task: train.tsv",
-        {"data/train.csv": "text,label\n"},
-    ),
-    Case(
-        "tables: a folder for a file",
-        (*TSV, "--output_dir", "out"),
-        "none of the files of this task",
-        make=lambda folder: (folder / "data/train.tsv").mkdir(parents=True),
-    ),
-    Case("tables: only training data", EVALUATE, "--do_eval needs validation data", {"data/train.tsv": HEADER + ROWS}),
-    Case(
-        "tables: a bad file beside the one that is wanted",
-        EVALUATE,
+    folder("no file of the task", "none of the files of this task: train.tsv", {"data/train.csv": "text,label\n"}),
+    folder("a folder", "none of the files of", make=lambda folder: (folder / "data/train.tsv").mkdir(parents=True)),
+    folder("only training data", "--do_eval needs validation data", {"data/train.tsv": HEADER + ROWS}, EVALUATE),
+    folder(
+        "a bad file beside the one that is wanted",
         "train.tsv, line 2: 2 columns",
         {"data/dev.tsv": HEADER + ROWS, "data/train.tsv": HEADER + "1\ta\n"},
+        EVALUATE,
     ),
-    Case(
-        "tables: a file for the folder",
-        (*TSV, "--output_dir", "out"),
-        "--data_dir data has none of the files of this task",
-        {"data": ""},
-    ),
+    folder("a file for the folder", "--data_dir data has none of the files of this task", {"data": ""}),
 ]
 
 LABELS = [

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import signal
 import tempfile
 import warnings
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from run_glue import parse
 
@@ -20,7 +18,7 @@ from mps_trainer.launching.config_file import load, load_target
 from mps_trainer.launching.settings import variables
 from mps_trainer.utils.text import as_line
 from tests import HUNG_AFTER
-from tests.edits import mutate
+from tests.edits import looks, mutate, try_edits
 
 OURS = {"device": "cpu", "mixed_precision": "no", "mps_fallback": True, "num_processes": 2, "memory_fraction": 0.5}
 ACCELERATES = {
@@ -97,7 +95,7 @@ def check_any_edit(draw):
         for _ in range(draw(st.integers(1, 3))):
             if path.is_file():
                 mutate(draw, path.parent)
-        before = looks(folder)
+        before = looks(path.parent)
         signal.alarm(HUNG_AFTER)
         try:
             read(path)
@@ -106,24 +104,9 @@ def check_any_edit(draw):
             assert refused == as_line(refused, len(refused))
         finally:
             signal.alarm(0)
-        assert looks(folder) == before
+        assert looks(path.parent) == before
 
 
-def looks(folder):
-    return [(path.name, os.lstat(path).st_mtime_ns, os.lstat(path).st_size) for path in Path(folder).iterdir()]
-
-
-quickly = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "phases": [Phase.generate]}
-
-
-@settings(max_examples=40, **quickly)
-@given(st.data())
-def test_edited_file_is_accepted_or_refused(data):
-    check_any_edit(data.draw)
-
-
-@pytest.mark.acceptance
-@settings(max_examples=2000, **quickly)
-@given(st.data())
-def test_many_edited_files_are_accepted_or_refused(data):
-    check_any_edit(data.draw)
+@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.acceptance)])
+def test_edited_file_is_accepted_or_refused(count):
+    try_edits(count, check_any_edit)

@@ -43,16 +43,12 @@ def test_a_log_is_one_line_with_loss_rate_norm_time_left_throughput_and_memory(m
     assert captured.err == ""
 
 
-def test_training_without_logs_says_at_each_tenth_how_far_it_is(make_trainer, capfd, at_once):
-    make_trainer(disable_tqdm=False, max_steps=30, logging_strategy="no").train()
+@pytest.mark.parametrize(("settings", "every"), [({"logging_strategy": "no"}, 3), ({"logging_steps": 2}, 2)], ids=str)
+def test_training_says_at_each_tenth_without_a_log_how_far_it_is(make_trainer, capfd, at_once, settings, every):
+    make_trainer(disable_tqdm=False, max_steps=30, **settings).train()
     *told, _ = lines_of(capfd)
-    assert [line.split(" | ")[0] for line in told] == [f"step {step}/30" for step in range(3, 31, 3)]
+    assert [line.split(" | ")[0] for line in told] == [f"step {step}/30" for step in range(every, 31, every)]
     assert all("samples/s" in line for line in told)
-
-
-def test_a_tenth_in_which_there_was_a_log_needs_no_line_of_its_own(make_trainer, capfd, at_once):
-    make_trainer(disable_tqdm=False, max_steps=30, logging_steps=2).train()
-    assert [line.split()[1] for line in lines_of(capfd)[:-1]] == [f"{step}/30" for step in range(2, 31, 2)]
 
 
 def test_an_evaluation_says_at_each_tenth_how_far_it_is(make_trainer, capfd, at_once):

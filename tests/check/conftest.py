@@ -1,7 +1,5 @@
 """A step in a few lines, and ways to ask a report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Autocast in a trace casts for the operators of mps, not for those of the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Number formats that mps has not are named by where they came from; those that torch only passes through are not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The tables of kernels that compile graphs and of kernels that read follow the release of torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

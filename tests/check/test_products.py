@@ -1,7 +1,5 @@
 """Matrix products that M1 and M2 may compute wrong are told with their line, and leave a step ready."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

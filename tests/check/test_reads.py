@@ -1,7 +1,5 @@
 """Tests that waits for the device are found with their lines, and that nothing else is reported."""
 
-from __future__ import annotations
-
 import sys
 import types
 

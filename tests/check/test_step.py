@@ -1,7 +1,5 @@
 """One step of a Trainer: all of its parts are seen, and the Trainer stays as it was."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -38,6 +36,7 @@ def sentences(count: int, length: int = 6) -> list[dict]:
         {"optim": "adamw_torch"},
         {"gradient_accumulation_steps": 3},
         {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
         {"max_grad_norm": 0.0},
         {"label_smoothing_factor": 0.1},
     ],

@@ -1,7 +1,5 @@
 """The operator table: what it reads from torch, and what becomes of its copy in the cache."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

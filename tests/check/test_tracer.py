@@ -1,11 +1,6 @@
 """The trace itself: it changes no result, leaves no trace behind, and its report can be read by machines."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +9,7 @@ from torch.nn import functional as F
 
 from mps_trainer.check import CoverageReport, DtypeProblem, OperatorUse, Support, Tracer, trace
 from mps_trainer.check.coverage_report import LargeProduct
+from tests import run_python
 
 from .conftest import bad, names
 
@@ -188,9 +184,7 @@ def test_the_fallback_switch_is_taken_as_torch_took_it():
         "from mps_trainer.check import Tracer\n"
         "print(Tracer().report().fallback)"
     )
-    environ = {**os.environ, "PYTORCH_ENABLE_MPS_FALLBACK": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert run_python("-c", code, PYTORCH_ENABLE_MPS_FALLBACK="0").stdout.strip() == "False"
 
 
 def test_vmap_and_masks_made_by_it_are_traced():

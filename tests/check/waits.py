@@ -1,7 +1,5 @@
 """Operations that wait for the device, and others that do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A Trainer that has only what checkpoints need of one."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

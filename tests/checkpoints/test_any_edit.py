@@ -1,8 +1,5 @@
 """Whatever is changed in a checkpoint: it is resumed from, or refused by an error of the package."""
 
-from __future__ import annotations
-
-import os
 import shutil
 import signal
 import tempfile
@@ -10,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.checkpoints import manifest
 from tests import HUNG_AFTER
 from tests.conftest import Classifier, examples
-from tests.edits import mutate
+from tests.edits import looks, mutate, try_edits
 
 DATA = examples(16)
 KINDS = [
@@ -70,26 +66,6 @@ def check_any_edit(checkpoints, draw):
             assert looks(folder) == before
 
 
-def looks(folder):
-    return sorted((path.name, os.lstat(path).st_mtime_ns, os.lstat(path).st_size) for path in folder.iterdir())
-
-
-quickly = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "database": None,
-    "phases": [Phase.generate],  # shrinking trains hundreds of times
-}
-
-
-@settings(max_examples=12, **quickly)
-@given(st.data())
-def test_any_edit_of_a_checkpoint_is_refused_or_resumed_from(checkpoints, data):
-    check_any_edit(checkpoints, data.draw)
-
-
-@pytest.mark.acceptance
-@settings(max_examples=2000, **quickly)
-@given(st.data())
-def test_any_of_many_edits_of_a_checkpoint_is_refused_or_resumed_from(checkpoints, data):
-    check_any_edit(checkpoints, data.draw)
+@pytest.mark.parametrize("count", [12, pytest.param(2000, marks=pytest.mark.acceptance)])
+def test_any_edit_of_a_checkpoint_is_refused_or_resumed_from(checkpoints, count):
+    try_edits(count, lambda draw: check_any_edit(checkpoints, draw))

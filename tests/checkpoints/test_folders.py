@@ -13,6 +13,11 @@ def cut(path, kept=10):
     path.write_bytes(path.read_bytes()[:kept])
 
 
+def change(folder, **values) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
 def test_the_newest_whole_one_is_taken_and_the_skipped_ones_are_told(make_checkpoint, tmp_path, caplog):
     whole = make_checkpoint(5)
     for step in (10, 20):
@@ -63,15 +68,6 @@ def test_one_that_was_changed_on_purpose_is_taken_without_its_manifest(make_chec
     assert folders.checkpoint_to_resume(str(folder), str(tmp_path)) == str(folder)
 
 
-def test_what_a_killed_run_had_not_finished_is_removed(make_checkpoint, tmp_path):
-    make_checkpoint(5)
-    for name in ("tmp-checkpoint-10", "tmp-checkpoint-removed-checkpoint-3"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_text("half")
-    folders.clear_left_overs(str(tmp_path))
-    assert os.listdir(tmp_path) == ["checkpoint-5"]
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,10 +79,12 @@ def test_what_a_killed_run_had_not_finished_is_removed(make_checkpoint, tmp_path
         "tmp-checkpoint-\u0665",
     ],
 )
-def test_a_folder_of_the_user_stays(tmp_path, name):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "notes.txt").write_text("mine")
+def test_what_a_killed_run_had_not_finished_is_removed_and_a_folder_of_the_user_stays(tmp_path, name):
+    for each in (name, "checkpoint-5", "tmp-checkpoint-10", "tmp-checkpoint-removed-checkpoint-3"):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "notes.txt").write_text("mine")
     folders.clear_left_overs(str(tmp_path))
+    assert set(os.listdir(tmp_path)) == {name, "checkpoint-5"}
     assert (tmp_path / name / "notes.txt").read_text() == "mine"
     assert not folders.is_left_over(name)
 
@@ -139,12 +137,6 @@ def test_a_limit_removes_the_oldest_and_only_as_many_as_are_too_many(make_checkp
     assert left == list(range(max(count - limit, 0) + 1, count + 1))
 
 
-def write_time(folder, when: float) -> None:
-    """Gives a manifest another time, as a clock that was set would have."""
-    path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "written": when}))
-
-
 def test_saves_are_numbered_in_their_order(make_checkpoint, tmp_path):
     assert folders.next_save(str(tmp_path)) == 1
     for step in (8, 2):
@@ -155,7 +147,7 @@ def test_saves_are_numbered_in_their_order(make_checkpoint, tmp_path):
 
 def test_a_clock_that_was_set_back_does_not_change_which_is_the_newest(make_checkpoint, tmp_path, caplog):
     for step, when in ((2, 5000.0), (4, 5001.0), (6, 1400.0), (8, 1401.0)):
-        write_time(make_checkpoint(step), when)
+        change(make_checkpoint(step), written=when)
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-8")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "the clock was set back, or another run wrote some of them. Resuming from" in caplog.text
@@ -173,11 +165,6 @@ def test_a_run_in_order_is_resumed_without_a_word(make_checkpoint, tmp_path, cap
         make_checkpoint(step)
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-10")
     assert caplog.records == []
-
-
-def change(folder, **values) -> None:
-    path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def test_without_numbers_times_decide_and_without_times_steps(make_checkpoint, tmp_path):

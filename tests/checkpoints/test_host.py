@@ -47,23 +47,15 @@ def test_what_shares_memory_shares_it_in_the_copy(device):
     assert weight[1].tolist() == [4.0, 5.0, 6.0, 7.0]
 
 
-def test_small_tensors_of_a_device_come_over_together(mps):
-    tensors = {str(i): torch.full((4,), float(i), device="mps") for i in range(50)}
-    mps.reset()
-    copy = on_host(tensors)
-    assert mps.report().device_to_host == 1
-    assert [copy[str(i)].tolist() for i in range(50)] == [[float(i)] * 4 for i in range(50)]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in copy.values()}) == 50
-
-
-@pytest.mark.parametrize(("limit", "copies"), [(16, 50), (32, 25), (160, 5), (320, 3), (10, 50)])
-def test_pieces_stay_within_a_size_but_for_one_that_is_larger_by_itself(mps, monkeypatch, limit, copies):
+@pytest.mark.parametrize(("limit", "copies"), [(16, 50), (32, 25), (160, 5), (320, 3), (10, 50), (1024, 1)])
+def test_small_tensors_come_over_in_pieces_of_a_size_but_for_one_that_is_larger(mps, monkeypatch, limit, copies):
     monkeypatch.setattr(writers, "_JOINED", limit)
     tensors = [torch.full((4,), float(i), device="mps") for i in range(50)]  # 16 bytes each
     mps.reset()
     copy = on_host(tensors)
     assert mps.report().device_to_host == copies
     assert [each.tolist() for each in copy] == [[float(i)] * 4 for i in range(50)]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in copy}) == 50
 
 
 def test_views_of_one_storage_keep_their_places_and_no_more(device):

@@ -65,37 +65,18 @@ def assert_loaded(model: nn.Module, saved: nn.Module) -> None:
         assert torch.equal(weight.cpu(), expected)
 
 
-def assert_resumes_without_a_second_copy(trainer: Trainer, saved: nn.Module, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "shard"),
+    [(llama, "100MB"), (llama, "5GB"), (lambda: llama(torch.bfloat16), "5GB"), (Embeddings, None)],
+)
+def test_resume_reads_weights_in_blocks_without_a_second_copy(make_args, mps, tmp_path, make, shard):
+    saved, trainer = make(), Trainer(make(), make_args())
+    if shard is None:
+        Trainer(saved, make_args(use_cpu=True)).save_model(str(tmp_path))
+    else:
+        saved.save_pretrained(tmp_path, max_shard_size=shard)
     with Peak() as peak:
-        trainer._load_from_checkpoint(str(folder))
-    assert size(saved) + peak.bytes <= MOST * size(saved)
-    assert_loaded(trainer.model, saved)
-
-
-@pytest.mark.parametrize("shard", ["100MB", "5GB"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_resume_reads_weights_without_a_second_copy(make_args, mps, tmp_path, dtype, shard):
-    saved = llama(dtype)
-    saved.save_pretrained(tmp_path, max_shard_size=shard)
-    assert_resumes_without_a_second_copy(Trainer(llama(dtype), make_args()), saved, tmp_path)
-
-
-def test_large_embeddings_are_read_in_blocks(make_args, mps, tmp_path):
-    saved = Embeddings()
-    Trainer(saved, make_args(use_cpu=True)).save_model(str(tmp_path))
-    assert_resumes_without_a_second_copy(Trainer(Embeddings(), make_args()), saved, tmp_path)
-
-
-def test_best_model_is_loaded_without_a_second_copy(make_args, mps, tmp_path):
-    saved = llama()
-    saved.save_pretrained(tmp_path)
-    trainer = Trainer(llama(), make_args())
-    trainer.state.best_model_checkpoint = str(tmp_path)
-    from mps_trainer.checkpoints.checkpoints import Checkpoints
-
-    trainer._mt_checkpoints = Checkpoints(trainer, trainer.args.output_dir)
-    with Peak() as peak:
-        trainer._load_best_model()
+        trainer._load_from_checkpoint(str(tmp_path))
     assert size(saved) + peak.bytes <= MOST * size(saved)
     assert_loaded(trainer.model, saved)
 

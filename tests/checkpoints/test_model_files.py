@@ -1,7 +1,5 @@
 """Weights that their owner converted: loaded with a warning, or refused where a part of them is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -12,12 +10,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, BertConfig, BertForSequenceClassification
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import loading, output_folder, writers
 from tests.conftest import assert_same_weights, weights
+from tests.tiny import tiny
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = "model.safetensors.index.json"
@@ -59,8 +58,8 @@ def test_converted_weights_are_loaded_with_a_warning(make_trainer, trained, fold
     again.train(resume_from_checkpoint=folder if requested == "name" else requested)
     assert_same_weights(weights(trained.model), weights(again.model))
     [told] = [each.getMessage() for each in caplog.records if "converted" in each.getMessage()]
-    assert "model.safetensors" in told
-    assert ("pytorch_model.bin" if convert is unpack else "model-00001-of-00002.safetensors and 1 more") in told
+    new = "pytorch_model.bin" if convert is unpack else "model-00001-of-00002.safetensors and 1 more"
+    assert f"{new} replaced model.safetensors, and there is no checksum to verify them" in told
 
 
 def test_nothing_is_told_of_weights_as_they_were_saved(make_trainer, folder, caplog):
@@ -119,9 +118,7 @@ def test_converted_weights_that_are_not_all_there_are_refused(make_trainer, fold
 
 @pytest.fixture
 def bert():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
+    return tiny("BertForSequenceClassification")
 
 
 class Processor:

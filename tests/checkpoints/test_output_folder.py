@@ -1,7 +1,5 @@
 """The folder that several processes write into, with the other processes played by the test."""
 
-from __future__ import annotations
-
 import os
 import threading
 from types import SimpleNamespace
@@ -31,21 +29,17 @@ class Played(Processes):
         return [thing, self.theirs] if self.is_first else [self.theirs, thing]
 
 
-def test_a_folder_that_all_see_is_shared_and_stays_as_it_was(tmp_path):
+def test_a_process_that_does_not_see_what_the_first_one_writes_is_named(tmp_path):
     processes = Played(theirs=True)
     require_shared(str(tmp_path / "run"), processes, WHY)
     assert processes.asked == [True]
-    assert os.listdir(tmp_path / "run") == []
-
-
-def test_a_process_that_does_not_see_the_folder_is_named(tmp_path):
     with pytest.raises(MisconfigurationException) as refused:
-        require_shared(str(tmp_path), Played(theirs=False), WHY)
+        require_shared(str(tmp_path / "run"), Played(theirs=False), WHY)
     assert str(refused.value) == (
-        f"Process 1 does not see what process 0 writes into {tmp_path}, and {WHY}. Give output_dir the path of a "
-        "folder that all machines share, or train on one machine."
+        f"Process 1 does not see what process 0 writes into {tmp_path / 'run'}, and {WHY}. Give output_dir the path "
+        "of a folder that all machines share, or train on one machine."
     )
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("sees", [True, False])

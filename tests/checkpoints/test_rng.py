@@ -1,10 +1,6 @@
 """The files of the generators' states, of one process and of several."""
 
-from __future__ import annotations
-
 import logging
-import os
-import random
 
 import numpy as np
 import pytest
@@ -95,13 +91,6 @@ def test_a_state_that_is_missing_or_refused_is_damage_and_sets_nothing(tmp_path,
     torch.save(state, tmp_path / "rng_state.pth")
     with pytest.raises(MisconfigurationException, match=r"rng_state\.pth"):
         read_rng(str(tmp_path))
-
-
-def test_all_three_generators_go_on_as_they_would_have(tmp_path):
-    torch.save(rng_state(), os.path.join(tmp_path, "rng_state.pth"))
-    expected = random.random(), float(np.random.random()), float(torch.rand(()))
-    set_rng(read_rng(str(tmp_path)))
-    assert (random.random(), float(np.random.random()), float(torch.rand(()))) == expected
 
 
 @pytest.mark.parametrize(

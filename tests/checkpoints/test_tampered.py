@@ -1,22 +1,19 @@
 """Checkpoints that somebody edited: each is resumed from or refused in one line, and nothing saved is touched."""
 
-from __future__ import annotations
-
 import json
 import os
 
 import pytest
 import torch
-from transformers import EarlyStoppingCallback
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import files, manifest
 from mps_trainer.checkpoints.folders import checkpoint_to_resume
 
-STATE, OPTIMIZER, SCHEDULER, RNG = "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"
+STATE, OPTIMIZER, RNG, WEIGHTS = "trainer_state.json", "optimizer.pt", "rng_state.pth", "model.safetensors"
 LOOP = "loop_state.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUGE = 10**400
+REMOVED = object()
 
 
 @pytest.fixture
@@ -71,7 +68,10 @@ def put(*path, value):
         *way, last = path
         for key in way:
             held = held[key]
-        held[last] = value
+        if value is REMOVED:
+            del held[last]
+        else:
+            held[last] = value
 
     return change
 
@@ -101,6 +101,7 @@ def edit_position(request, saved):
         ("epoch", [0]),
         ("epoch", HUGE),
         ("batches", 1.5),
+        ("batches", REMOVED),
         ("postponed", ["delete"]),
         ("epoch_has_ended", "no"),
         ("accumulation", 0),
@@ -126,13 +127,6 @@ def test_a_loop_position_of_0_1_that_is_no_table_is_refused(refused, saved, valu
     assert f"{RNG} is damaged" in refused()
 
 
-def test_a_loop_position_without_its_batches_is_refused(refused, edit_position):
-    edited = edit_position(lambda position: position.pop("batches"))
-    message = refused()
-    assert f"{edited} is damaged" in message
-    assert "batches" in message
-
-
 @pytest.mark.parametrize("processes", [{}, [], [3], [{}]], ids=str)
 def test_positions_that_are_not_a_list_of_tables_are_refused(refused, saved, processes):
     edit_json(saved, LOOP, processes=processes)
@@ -146,25 +140,17 @@ def test_a_position_that_the_manifest_does_not_list_is_refused(make_trainer, sav
     assert "manifest.json is damaged" in manifest.fault(saved)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (put("order_seed", value=HUGE), "generator"),
-        (put("python", value=(3, (1,) * 625, "x")), "generator"),
-        (put("numpy", value=("MT19937", torch.zeros(624), 10**6, 0, 0.0)), "generator"),
-    ],
-)
-def test_generators_that_do_not_take_their_states_are_refused(refused, saved, change, says):
-    edit_tensors(saved, RNG, change)
-    message = refused()
-    assert f"{RNG} is damaged" in message
-    assert says in message
+@pytest.mark.parametrize(("name", "value"), [("order_seed", HUGE), ("before_epoch", 3), ("python", (3, (1,), "x"))])
+def test_generators_that_do_not_take_their_states_are_refused(refused, saved, name, value):
+    edit_tensors(saved, RNG, put(name, value=value))
+    assert f"{RNG} is damaged and cannot be read: a generator rejects its state" in refused()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("global_step", HUGE),
+        ("global_step", 1.5),
         ("epoch", HUGE),
         ("total_flos", float("inf")),
         ("best_metric", HUGE),
@@ -192,68 +178,11 @@ def test_a_state_with_the_name_of_a_method_is_resumed_from(make_trainer, saved):
     assert make_trainer(max_steps=4).train(resume_from_checkpoint=saved).global_step == 4
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"args": {"unknown": 1}},
-        {"args": {"early_stopping_patience": HUGE}},
-        {"attributes": {"on_evaluate": 5}},
-        {"attributes": {"early_stopping_patience_counter": "x"}},
-    ],
-    ids=str,
-)
-def test_the_state_of_a_callback_that_it_does_not_take_is_refused(refused, saved, entry):
-    edit_json(saved, stateful_callbacks={"EarlyStoppingCallback": entry})
-    message = refused(
-        {"callbacks": [EarlyStoppingCallback(2)]},
-        restore_callback_states_from_checkpoint=True,
-        eval_strategy="steps",
-        eval_steps=1,
-        metric_for_best_model="loss",
-        load_best_model_at_end=True,
-        save_strategy="steps",
-        save_steps=1,
-    )
+def test_the_state_of_a_callback_that_its_class_does_not_take_is_refused(refused, saved):
+    edit_json(saved, stateful_callbacks={"TrainerControl": {"args": {"unknown": 1}}})
+    message = refused(restore_callback_states_from_checkpoint=True)
     assert f"{STATE} is damaged" in message
-    assert "EarlyStoppingCallback" in message
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "settings"),
-    [
-        (SCHEDULER, put("mode", value="sideways"), {"lr_scheduler_type": "reduce_lr_on_plateau"}),
-        (OPTIMIZER, put("state", 0, "exp_avg", value=torch.zeros(8, 4, device="meta")), {}),
-    ],
-    ids=range(2),
-)
-def test_states_that_would_break_the_run_are_refused(make_trainer, tmp_path, name, change, settings):
-    """tests/checkpoints/test_usable_states.py has the other cases."""
-    settings = {**settings, "eval_strategy": "steps", "save_strategy": "steps", "save_steps": 2}
-    make_trainer(max_steps=2, **settings).train()
-    folder = str(tmp_path / "run" / "checkpoint-2")
-    os.remove(os.path.join(folder, manifest.NAME))
-    edit_tensors(folder, name, change)
-    before = contents(folder)
-    with pytest.raises(MisconfigurationException, match=f"{name} does not belong to this run"):
-        make_trainer(max_steps=4, **settings).train(resume_from_checkpoint=folder)
-    assert contents(folder) == before
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '{"weight_map": {"head.weight": "../x.safetensors"}}'])
-def test_a_weights_index_of_the_wrong_type_is_refused(refused, saved, text):
-    os.remove(os.path.join(saved, WEIGHTS))
-    with open(os.path.join(saved, INDEX), "w") as file:
-        file.write(text)
-    assert f"{INDEX} is damaged" in refused()
-
-
-@pytest.mark.parametrize("name", [STATE, WEIGHTS, OPTIMIZER, SCHEDULER, RNG, "scaler.pt", "config.json"])
-def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(refused, saved, name):
-    path = os.path.join(saved, name)
-    if os.path.exists(path):
-        os.remove(path)
-    os.mkfifo(path)
-    assert name in refused()
+    assert "TrainerControl cannot load its state" in message
 
 
 def test_a_pipe_or_folder_in_place_of_the_manifest_is_refused(refused, saved):
@@ -273,19 +202,8 @@ def test_json_that_python_cannot_read_is_refused(tmp_path, text):
         files.read_json(str(path))
 
 
-@pytest.mark.parametrize(
-    "requested",
-    [5, 0, ["a"], b"checkpoint-2"],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_checkpoint_of_the_wrong_type_is_refused(make_trainer, requested):
-    trainer = make_trainer(max_steps=1)
-    with pytest.raises(MisconfigurationException, match="resume_from_checkpoint"):
-        trainer.train(resume_from_checkpoint=requested)
-
-
-@pytest.mark.parametrize("requested", ["", "a\0b", "x" * 5000, "\udcff"])
-def test_a_name_that_no_folder_can_have_is_refused(make_trainer, requested):
+@pytest.mark.parametrize("requested", [5, 0, ["a"], b"checkpoint-2", "", "a\0b", "x" * 5000, "\udcff"])
+def test_what_no_folder_can_be_called_is_refused(make_trainer, requested):
     with pytest.raises(MisconfigurationException, match=r"which is not a folder|there is no such folder") as error:
         make_trainer(max_steps=1).train(resume_from_checkpoint=requested)
     assert "\0" not in str(error.value)

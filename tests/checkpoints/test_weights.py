@@ -1,7 +1,5 @@
 """Tests the search for the files of a checkpoint that hold the weights."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A checkpoint of which each process writes its part, written and read by one; tests/distributed has several."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -17,6 +15,7 @@ from mps_trainer.checkpoints.writers import shard_writer, writer_for
 from tests.conftest import assert_same_weights, weights
 
 from .fake_trainer import FakeTrainer
+from .test_model_files import Processor
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +27,6 @@ def group():
 
 
 class Tied(nn.Module):
-    """Two layers with one weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.begin = nn.Linear(3, 3)
@@ -41,8 +38,6 @@ class Tied(nn.Module):
 
 
 class Half(nn.Module):
-    """Has one of the two layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.begin = nn.Linear(3, 3)
@@ -83,11 +78,6 @@ def write(folder, args, model, states, **attributes):
     writer = shard_writer(trainer, states)
     writer.write_shards(str(folder))
     writer.write(str(folder))
-
-
-class Processor:
-    def save_pretrained(self, folder: str) -> None:
-        open(os.path.join(folder, "vocabulary.txt"), "w").close()
 
 
 @pytest.fixture

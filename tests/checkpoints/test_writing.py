@@ -1,7 +1,6 @@
-"""Checkpoints written without a Trainer: by one process, beside it, or by several together."""
+"""Checkpoints written without a Trainer: beside a process that is interrupted, or by several together."""
 
 import errno
-import json
 import os
 import signal
 import threading
@@ -14,36 +13,21 @@ from mps_trainer.checkpoints import checkpoints, manifest
 from mps_trainer.checkpoints.checkpoints import Checkpoints, wait_for_background
 from mps_trainer.checkpoints.writers import Writer
 from mps_trainer.distributed import Processes
-from mps_trainer.errors import AnotherProcessFailedError, CheckpointError
+from mps_trainer.errors import AnotherProcessFailedError
 
 from .fake_trainer import FakeTrainer
-
-
-@pytest.fixture
-def trainer(make_args, monkeypatch):
-    return trainer_with(make_args, monkeypatch)
 
 
 def trainer_with(make_args, monkeypatch, processes=None):
     """Returns a Trainer whose `outcomes` list what became of its checkpoints."""
     trainer = FakeTrainer(make_args(save_only_model=True))
     trainer._mt_processes = processes or Processes()
-    trainer.outcomes = []
+    trainer.state.global_step, trainer.outcomes = 4, []
     monkeypatch.setattr(checkpoints, "writer_for", lambda trainer, states: trainer.writer)
     trainer._rotate_checkpoints = lambda output_dir: trainer.outcomes.append("saved")
     monkeypatch.setattr(Checkpoints, "_remove_old", lambda self, *args: self._trainer.outcomes.append("saved"))
     trainer._mt_events.note = lambda kind, text: trainer.outcomes.append({"fault": "unsaved"}[kind])
     return trainer
-
-
-def save(saver, write, *, step=4, **kind):
-    """Writes a checkpoint, and returns what became of it."""
-    trainer = saver._trainer
-    trainer.outcomes.clear()
-    trainer.state.global_step, trainer.writer = step, Writer(write, **kind)
-    saver.write()
-    saver.wait()
-    return list(trainer.outcomes)
 
 
 def writes(name, text="of it"):
@@ -65,69 +49,10 @@ def wrong(folder):
 
 
 @pytest.fixture
-def saver(trainer, tmp_path):
-    return Checkpoints(trainer, str(tmp_path))
-
-
-@pytest.mark.parametrize("in_background", [False, True])
-def test_what_is_written_gets_the_name_of_its_step(saver, tmp_path, in_background):
-    assert save(saver, writes("weights"), in_background=in_background) == ["saved"]
-    folder = tmp_path / "checkpoint-4"
-    assert os.listdir(tmp_path) == ["checkpoint-4"]
-    assert sorted(os.listdir(folder)) == sorted(["weights", "trainer_state.json", manifest.NAME])
-    assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 4
-
-
-@pytest.mark.parametrize("in_background", [False, True])
-def test_a_change_of_the_working_folder_does_not_split_a_checkpoint(trainer, tmp_path, monkeypatch, in_background):
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-
-    def write_and_move(folder):
-        writes("weights")(folder)
-        os.chdir(tmp_path / "elsewhere")
-
-    assert save(Checkpoints(trainer, "run"), write_and_move, in_background=in_background) == ["saved"]
-    assert {"weights", "trainer_state.json"} <= set(os.listdir(tmp_path / "run" / "checkpoint-4"))
-    assert os.listdir(tmp_path / "elsewhere") == []
-
-
-def test_what_a_killed_run_left_is_not_in_it(saver, tmp_path):
-    (tmp_path / "tmp-checkpoint-4").mkdir()
-    (tmp_path / "tmp-checkpoint-4" / "left").touch()
-    save(saver, writes("weights"))
-    assert not (tmp_path / "checkpoint-4" / "left").exists()
-
-
-@pytest.mark.parametrize("in_background", [False, True])
-def test_a_full_disk_leaves_the_checkpoint_before_and_is_remembered_until_there_is_room(
-    saver, tmp_path, caplog, in_background
-):
-    save(saver, writes("weights"), step=2)
-    assert save(saver, full, in_background=in_background) == ["unsaved"]
-    assert os.listdir(tmp_path) == ["checkpoint-2"]
-    assert f"checkpoint-4 could not be saved: the disk is full. The last one is {tmp_path / 'checkpoint-2'}. " in (
-        caplog.text
-    )
-    with pytest.raises(CheckpointError, match=r"Training has ended, but .*checkpoint-4 could not be saved"):
-        saver.require_saved()
-    assert save(saver, writes("weights")) == ["saved"]
-    saver.require_saved()
-
-
-@pytest.mark.parametrize("in_background", [False, True])
-def test_what_else_goes_wrong_is_raised_and_leaves_nothing(saver, tmp_path, in_background):
-    with pytest.raises(KeyError, match="a fault of the program"):
-        save(saver, wrong, in_background=in_background)
-    assert os.listdir(tmp_path) == []
-    saver.require_saved()
-
-
-@pytest.fixture
-def unfinished(saver):
+def unfinished(make_args, monkeypatch, tmp_path):
     """A Checkpoints whose checkpoint is being written in the background, until its event is set."""
-    opened, trainer = threading.Event(), saver._trainer
-    trainer.state.global_step = 4
+    opened, trainer = threading.Event(), trainer_with(make_args, monkeypatch)
+    saver = Checkpoints(trainer, str(tmp_path))
     trainer.writer = Writer(lambda folder: (opened.wait(20), writes("weights")(folder)), in_background=True)
     saver.write()
     saver.opened = opened
@@ -188,7 +113,9 @@ def together(make_args, monkeypatch, tmp_path):
 
         def process(rank):
             try:
-                return save(savers[rank], writes("rest"), write_shards=write_shards[rank])
+                savers[rank]._trainer.writer = Writer(writes("rest"), write_shards[rank])
+                savers[rank].write()
+                return savers[rank]._trainer.outcomes
             except Exception as error:
                 return error
 

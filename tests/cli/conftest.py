@@ -1,7 +1,5 @@
 """Runs commands on scripts in this process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Sequence

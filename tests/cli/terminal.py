@@ -1,7 +1,5 @@
 """A program in a terminal of its own, and somebody who types into it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

@@ -1,7 +1,5 @@
 """`mps-trainer config`, as somebody types it."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """`mps-trainer env`: what goes into an issue, and what does not."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -1,10 +1,7 @@
 """The examples as a folder of one's own."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +9,8 @@ import pytest
 
 from mps_trainer import cli
 from mps_trainer.cli import example
+from tests import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_dir())
 
 
@@ -33,22 +30,17 @@ def test_every_folder_of_the_examples_is_listed_with_a_line(capsys):
 def test_a_copy_has_every_file_and_nothing_that_was_left_by_a_run(name, tmp_path, capsys):
     (ROOT / "examples" / name / "__pycache__").mkdir(exist_ok=True)
     (ROOT / "examples" / name / "__pycache__" / "left.pyc").touch()
-    target = tmp_path / "deep" / "mine"
+    target = tmp_path / "deep" / f"my {name}"
     assert cli.main(["example", name, str(target)]) == 0
     assert files_of(target) == files_of(ROOT / "examples" / name)
     assert not list(target.rglob("__pycache__"))
-    assert f"Copied {len(files_of(target))} files to {target}" in capsys.readouterr().out
-
-
-def test_the_commands_name_files_and_flags_that_the_copy_has(tmp_path, capsys):
-    for name, shown in example.EXAMPLES.items():
-        target = tmp_path / f"my {name}"
-        assert cli.main(["example", name, str(target)]) == 0
-        *_, enter, start = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-        assert shlex.split(enter) == ["cd", str(target)]
-        script = next(word for word in shlex.split(start) if word.endswith((".py", ".ipynb")))
-        assert (target / script).is_file()
-        assert shown.runs in start
+    printed = capsys.readouterr().out
+    assert f"Copied {len(files_of(target))} files to {target}" in printed
+    *_, enter, start = [line.strip() for line in printed.splitlines() if line.startswith("  ")]
+    assert shlex.split(enter) == ["cd", str(target)]
+    script = next(word for word in shlex.split(start) if word.endswith((".py", ".ipynb")))
+    assert (target / script).is_file()
+    assert example.EXAMPLES[name].runs in start
 
 
 @pytest.mark.parametrize(("is_installed", "installs"), [(True, False), (False, True)])
@@ -98,4 +90,4 @@ def test_listing_and_copying_load_nothing_that_takes_time(tmp_path):
         "import sys; from mps_trainer.cli import main; main(['example', 'language-modeling', sys.argv[1]]);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'peft', 'numpy')))"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "mine")], cwd=ROOT, check=True, capture_output=True)
+    assert run_python("-c", code, tmp_path / "mine").returncode == 0

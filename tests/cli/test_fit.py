@@ -1,7 +1,5 @@
 """`mps-trainer fit`, as a user runs it."""
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,15 +1,12 @@
 """All commands share help, spellings and completion."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-import sys
 
 import pytest
 
 from mps_trainer import cli
-from tests import HUNG_AFTER
+from tests import HUNG_AFTER, run_python
 
 COMMANDS = ("", *(module.__name__.rpartition(".")[2] for module in cli.COMMANDS))
 HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
@@ -47,7 +44,7 @@ for command in {COMMANDS!r}:
         main([*command.split(), "--help"])
 print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG_AFTER)
+    result = run_python("-c", code)
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout) == []
 

@@ -1,7 +1,5 @@
 """`mps-trainer launch`: what a script begins with, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

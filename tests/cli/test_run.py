@@ -1,7 +1,5 @@
 """`mps-trainer run`: a script for transformers' Trainer, with this one, as plain Python would run it."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 

@@ -1,7 +1,5 @@
 """A script runs in this process: what it changes, and how it ends."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """`mps-trainer selftest`."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`mps-trainer simulate`, as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

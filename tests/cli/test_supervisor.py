@@ -1,7 +1,5 @@
 """Processes that die, and are started again. A shell takes the place of the script."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -63,14 +61,11 @@ def test_the_line_about_a_restart_does_not_continue_a_bar_that_is_left_on_the_te
     assert capsys.readouterr().err.startswith("\nmps-trainer: the run was killed")
 
 
-@pytest.mark.parametrize("status", [0, 1, 2])
-def test_a_script_that_ends_before_training_is_started_once(shell, capsys, status):
-    assert shell(f"exit {status}") == (status, 1)
-    assert capsys.readouterr().err == ""
-
-
-def test_an_error_of_the_script_ends_the_run(shell, capsys):
-    assert shell("at 5; printf other > $notes/error.txt; exit 1") == (1, 1)
+@pytest.mark.parametrize(
+    ("text", "status"), [("exit 0", 0), ("exit 2", 2), ("at 5; printf other > $notes/error.txt; exit 1", 1)]
+)
+def test_a_script_that_ends_by_itself_is_started_once(shell, capsys, text, status):
+    assert shell(text) == (status, 1)
     assert capsys.readouterr().err == ""
 
 

@@ -21,14 +21,6 @@ def result(name):
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def assert_all_identical(done, trials):
-    assert f"{trials} of {trials} identical" in done.stdout, done.stdout + done.stderr
-    assert done.returncode == 0
-    kills, in_a_save = map(int, re.search(r"(\d+) kills, (\d+) of them in a save", done.stdout).groups())
-    assert kills >= trials // 2
-    assert in_a_save >= 1
-
-
 @pytest.mark.integration
 def test_randomly_killed_runs_resume_exactly():
     devices = ["--device", "cpu"]
@@ -37,7 +29,12 @@ def test_randomly_killed_runs_resume_exactly():
         devices += ["--device", "mps"]
     except SimulatorUnavailableError:
         pass  # .ci/run builds the device before, and fails if it cannot
-    assert_all_identical(run_python(*KILL, "--trials", 16, *devices), 16)
+    done = run_python(*KILL, "--trials", 16, *devices)
+    assert "16 of 16 identical" in done.stdout, done.stdout + done.stderr
+    kills, in_a_save = map(int, re.search(r"(\d+) kills, (\d+) of them in a save", done.stdout).groups())
+    assert kills >= 8
+    assert in_a_save >= 1
+    assert done.returncode == 0
 
 
 @pytest.mark.integration

@@ -1,7 +1,6 @@
 """Situations in which a run could lose its own work, or another run's."""
 
 import os
-import signal
 import threading
 import time
 
@@ -11,7 +10,9 @@ from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import folders
+from tests.checkpoints.test_resuming import BEST, scores
 from tests.conftest import assert_same_weights, examples, logged, weights
+from tests.loop.test_preemption import SignalAt
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
 
@@ -20,52 +21,16 @@ def steps_in(folder) -> list[int]:
     return [folders.step_of(path) for path in folders.find_checkpoints(str(folder))]
 
 
-class Signal(TrainerCallback):
-    """Sends a signal to this process at an event, in step `step` if one is given."""
-
-    def __init__(self, event, signum=signal.SIGTERM, step=None):
-        self.signum, self.step = signum, step
-        setattr(self, event, self.send)
-
-    def send(self, args, state, control, **kwargs):
-        if self.step in (None, state.global_step):
-            os.kill(os.getpid(), self.signum)
-
-
-class Falling:
-    """A metric that is best at the first evaluation."""
-
-    value = 10.0
-
-    def __call__(self, prediction) -> dict[str, float]:
-        self.value -= 1
-        return {"score": self.value}
-
-
-BEST = {
-    "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "score", "load_best_model_at_end": True
-}  # fmt: skip
-
-
 def test_resuming_into_another_folder_keeps_earlier_checkpoints(make_trainer, tmp_path):
-    first = make_trainer(
-        {"compute_metrics": Falling()}, max_steps=4, output_dir=str(tmp_path / "a"), **EVERY_STEP, **BEST
-    )
-    first.train()
+    best = {**BEST, "load_best_model_at_end": True, "save_steps": 1}
+    make_trainer({"compute_metrics": scores(9, 8, 7, 6)}, max_steps=4, output_dir=str(tmp_path / "a"), **best).train()
     assert steps_in(tmp_path / "a") == [1, 2, 3, 4]
     settings = {"max_steps": 6, "save_total_limit": 1, "output_dir": str(tmp_path / "b")}
-    second = make_trainer({"compute_metrics": Falling()}, **settings, **EVERY_STEP, **BEST)
-    second.compute_metrics.value = 0.0  # no better one comes
+    second = make_trainer({"compute_metrics": scores(1, 0)}, **settings, **best)  # no better one comes
     second.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-4"))
     assert second.state.best_model_checkpoint == str(tmp_path / "a" / "checkpoint-1")
     assert steps_in(tmp_path / "a") == [1, 2, 3, 4]
     assert steps_in(tmp_path / "b") == [6]
-
-
-def test_save_total_limit_of_one_keeps_the_best(make_trainer):
-    trainer = make_trainer({"compute_metrics": Falling()}, max_steps=3, save_total_limit=1, **EVERY_STEP, **BEST)
-    trainer.train()
-    assert steps_in(trainer.args.output_dir) == [1]
 
 
 def test_clock_set_back_loses_no_steps(make_trainer, monkeypatch, caplog):
@@ -95,21 +60,9 @@ def test_clock_set_back_loses_no_steps(make_trainer, monkeypatch, caplog):
     assert_same_weights(weights(again.model), weights(whole.model))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_signal_after_last_step_saves_a_checkpoint(make_trainer, capfd, signum):
-    trainer = make_trainer({"callbacks": [Signal("on_train_end", signum)]}, max_steps=2, save_strategy="no")
-    with pytest.raises((SystemExit, KeyboardInterrupt)):
-        trainer.train()
-    assert "saving a checkpoint" in capfd.readouterr().err
-    assert steps_in(trainer.args.output_dir) == [2]
-    again = make_trainer(max_steps=2)
-    again.train(resume_from_checkpoint=True)
-    assert_same_weights(weights(again.model), weights(trainer.model))
-
-
 def test_signal_after_last_step_replaces_checkpoint_of_another_run(make_trainer):
     make_trainer(max_steps=2, learning_rate=0.5, **EVERY_STEP).train()
-    trainer = make_trainer({"callbacks": [Signal("on_train_end")]}, max_steps=2, save_strategy="no")
+    trainer = make_trainer({"callbacks": [SignalAt("on_train_end", 1)]}, max_steps=2, save_strategy="no")
     with pytest.raises(SystemExit):
         trainer.train()
     again = make_trainer(max_steps=2)
@@ -123,7 +76,7 @@ def test_signal_in_first_evaluation_with_persistent_workers_resumes_exactly(make
     settings |= {"eval_strategy": "steps", "eval_steps": 3, "max_steps": 9, "per_device_eval_batch_size": 4}
     whole = make_trainer(**settings)
     whole.train()
-    stopped = make_trainer({"callbacks": [Signal("on_prediction_step", step=3)]}, **settings)
+    stopped = make_trainer({"callbacks": [SignalAt("on_prediction_step", 1)]}, **settings)
     with pytest.raises(SystemExit):
         stopped.train()
     again = make_trainer(**settings)
@@ -168,24 +121,6 @@ def test_second_run_in_a_folder_is_refused_and_leaves_the_lock(make_trainer, tmp
     make_trainer({"callbacks": [Second()]}, max_steps=2, output_dir=str(tmp_path / "run")).train()
     assert ["Another run" in error for error in errors] == [True, True]
     assert locks == [True, True]
-
-
-def test_change_of_working_folder_loses_no_checkpoint_and_no_report(make_trainer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-
-    class Moves(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            os.chdir(tmp_path / "elsewhere")
-
-    settings = {"max_steps": 2, "output_dir": "run", "report": True, **EVERY_STEP}
-    make_trainer({"callbacks": [Moves()]}, **settings).train()
-    assert steps_in(tmp_path / "run") == [1, 2]
-    assert list(tmp_path.rglob("report.html")) == [tmp_path / "run" / "report.html"]
-    assert list((tmp_path / "elsewhere").rglob("checkpoint-*")) == []
-    monkeypatch.chdir(tmp_path)
-    make_trainer(**{**settings, "max_steps": 3}).train(resume_from_checkpoint="run/checkpoint-2")
-    assert steps_in("run") == [1, 2, 3]
 
 
 class OfEpochs(torch.utils.data.Dataset):

@@ -1,7 +1,5 @@
 """The memory of a step and what remedies leave of it, beside what the simulated mps device needs."""
 
-from __future__ import annotations
-
 import gc
 import re
 

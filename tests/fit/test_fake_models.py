@@ -1,7 +1,5 @@
 """Models of transformers without their weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

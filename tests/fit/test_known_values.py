@@ -1,7 +1,5 @@
 """Values of fake tensors that follow from the batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

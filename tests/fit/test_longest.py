@@ -1,7 +1,5 @@
 """The longest text that fits, and the time that a step cannot be faster than."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

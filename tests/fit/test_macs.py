@@ -1,7 +1,5 @@
 """The smallest Mac is found by what Metal recommends on each."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_trainer.fit.fit_report import GIB, SIZES, higher_limit_of, limit_of, smallest_for

@@ -1,17 +1,12 @@
 """The bytes that exist while fake tensors are made and freed."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.fit.fake_tensors import fake_mode, fake_of
 from mps_trainer.fit.memory_tracker import ACTIVATIONS, LOGITS, OPTIMIZER, WEIGHTS, MemoryTracker
+from tests import run_python
 
 KIB = torch.zeros(256)
 ROWS, HEAD = torch.zeros(3, 5), torch.zeros(5, 7)
@@ -90,6 +85,5 @@ try:
 except SimulatorUnavailableError:
     print("unavailable")
 """
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    ran = run_python("-c", code, CUDA_VISIBLE_DEVICES="")
     assert ran.stdout.strip() in ("2.0", "unavailable"), ran.stderr

@@ -1,7 +1,5 @@
 """A Mac stays awake while it trains; caffeinate is a script that does as the one of macOS."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

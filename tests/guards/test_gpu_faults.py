@@ -1,29 +1,19 @@
 """A command of the GPU that failed ends a run with one explanation, and the good checkpoint."""
 
-from __future__ import annotations
-
 import pytest
-from transformers import TrainerCallback
 
 from mps_trainer.errors import explanation_of
 from mps_trainer.guards.gpu_faults import is_gpu_fault, ran_out_of_memory
 from mps_trainer.guards.supervised import kind_of
 from mps_trainer.launching.restarts import End, Progress, decide
 
+from .test_supervised import Fails
+
 SAID = "MPS command buffer execution failed: Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackError)"
 
 
-class Fault(TrainerCallback):
-    def __init__(self, message):
-        self.message = message
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 3:
-            raise RuntimeError(self.message)
-
-
 def fails(make_trainer, message):
-    trainer = make_trainer({"callbacks": [Fault(message)]}, max_steps=6, save_steps=2, save_strategy="steps")
+    trainer = make_trainer({"callbacks": [Fails(3, message)]}, max_steps=6, save_steps=2, save_strategy="steps")
     with pytest.raises(RuntimeError) as raised:
         trainer.train()
     return explanation_of(raised.value)
@@ -37,7 +27,7 @@ def test_the_weights_are_not_trusted_and_the_last_checkpoint_is_named(make_train
 
 
 def test_another_error_is_left_alone(make_trainer):
-    assert fails(make_trainer, "MPS backend is busy").startswith("The callback Fault failed at on_step_end")
+    assert fails(make_trainer, "MPS backend is busy").startswith("The callback Fails failed at on_step_end")
 
 
 # What Macs said, by cause: the words of Metal, and whether the run starts again on half the examples at a time.

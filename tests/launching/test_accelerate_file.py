@@ -1,7 +1,5 @@
 """Tests which of Accelerate's settings are converted, and the reasons for the others."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

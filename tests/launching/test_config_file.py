@@ -1,7 +1,5 @@
 """Tests which settings file is used, and that a file is written completely or not at all."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -17,11 +15,6 @@ SETTINGS = {"device": "cpu", "mixed_precision": "no", "mps_fallback": True, "num
 # 9 lists of 9 lists ...: some hundred bytes that would be 9**12 numbers if they were written out
 LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 13))
 MERGED = "a0: &a0 {k0: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30))
-
-
-@pytest.fixture
-def homes(tmp_path):
-    return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HF_HOME": str(tmp_path / "hf")}
 
 
 def test_load_returns_what_write_wrote(tmp_path):
@@ -79,12 +72,12 @@ def test_a_file_that_cannot_be_read_is_refused_and_kept(tmp_path, monkeypatch, c
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
-def test_in_force_of_an_unreadable_home_folder_is_nothing(homes, monkeypatch):
+def test_in_force_of_an_unreadable_home_folder_is_nothing(tmp_path, monkeypatch):
     def refused(self, *arguments, **settings):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.stat", refused)
-    assert in_force(None, homes) == LoadedSettings()
+    assert in_force(None, {"XDG_CONFIG_HOME": str(tmp_path), "HF_HOME": str(tmp_path)}) == LoadedSettings()
 
 
 # Python 3.10's Path.replace does not look os.replace up when it is called

@@ -1,7 +1,5 @@
 """Tests `mps-trainer launch --hosts`: processes here, and over a program named ssh that runs its command here."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests which machines can run a launch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

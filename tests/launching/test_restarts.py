@@ -1,7 +1,5 @@
 """Tests the decision to start a run again, from the facts alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

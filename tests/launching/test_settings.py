@@ -1,7 +1,5 @@
 """Tests the valid values of settings, their precedence, and the variables that a script begins with."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_trainer import MisconfigurationException

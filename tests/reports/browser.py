@@ -1,7 +1,5 @@
 """Chromium without a window: what a page draws, says on its console and looks like."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

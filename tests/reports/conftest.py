@@ -1,7 +1,5 @@
 """A record of a run with everything in it, made by hand, and a run that leaves one."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

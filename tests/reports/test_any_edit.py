@@ -1,7 +1,5 @@
 """Whatever is changed in a run record or the state of a checkpoint: there is a page, or one line that says why not."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -10,12 +8,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mps_trainer.cli import main
 from mps_trainer.reports.record import NAME
-from tests.edits import mutate
+from tests.edits import mutate, try_edits
 from tests.reports.conftest import RECORD
 
 STATE = {"global_step": 4, "max_steps": 4, "best_metric": 0.5, "best_global_step": 2, "train_batch_size": 4}
@@ -39,22 +36,6 @@ def check_any_edit(draw):
         shutil.rmtree(folder)
 
 
-quickly = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "database": None,
-    "phases": [Phase.generate],
-}
-
-
-@settings(max_examples=30, **quickly)
-@given(st.data())
-def test_any_edit_of_a_record_is_refused_or_shown(data):
-    check_any_edit(data.draw)
-
-
-@pytest.mark.acceptance
-@settings(max_examples=2000, **quickly)
-@given(st.data())
-def test_any_of_many_edits_of_a_record_is_refused_or_shown(data):
-    check_any_edit(data.draw)
+@pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.acceptance)])
+def test_any_edit_of_a_record_is_refused_or_shown(count):
+    try_edits(count, check_any_edit)

@@ -1,7 +1,5 @@
 """The page as a browser shows it: the charts are there, and the console has nothing to say."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

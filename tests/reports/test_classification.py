@@ -1,7 +1,5 @@
 """The predictions of a classifier in the report: confusion matrix and most confident mistakes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -155,11 +153,16 @@ def test_a_run_has_the_mistakes_of_its_last_evaluation(make_trainer, tmp_path):
     trainer = make_trainer({**settings, "processing_class": Tokenizer()}, report=True, max_steps=1)
     trainer.train()
     assert read_back(tmp_path / "run")["classification"] == {}
-    trainer.evaluate()
-    found = read_back(tmp_path / "run")["classification"]
+    metrics = trainer.evaluate()
+    record = read_back(tmp_path / "run")
+    assert record["history"][-1]["eval_accuracy"] == metrics["eval_accuracy"]
+    assert record["events"][-1]["kind"] == "evaluation"
+    found = record["classification"]
     assert found["confusion"] == [[0, 4], [0, 4]]
     assert [mistake["text"] for mistake in found["mistakes"]] == ["word8", "word6", "word4", "word2"]
-    assert "<td>word8</td>" in (tmp_path / "run" / PAGE).read_text()
+    page = (tmp_path / "run" / PAGE).read_text()
+    assert "<td>word8</td>" in page
+    assert "<dt>accuracy</dt>" in page
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length", "bucket_by_length"])

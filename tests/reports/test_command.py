@@ -1,15 +1,11 @@
 """`mps-trainer report`."""
 
-from __future__ import annotations
-
 import os
-import subprocess
-import sys
 
 import pytest
 
 from mps_trainer.cli import main
-from tests import HUNG_AFTER
+from tests import run_python
 
 
 def test_the_page_of_a_run_is_made_again(recorded, capsys):
@@ -66,7 +62,7 @@ def test_what_is_wrong_is_a_line_and_2(recorded, capsys, monkeypatch, tmp_path, 
 def test_torch_is_not_loaded_for_it(recorded):
     command = f"main(['report', {str(recorded())!r}])"
     code = f"import sys; from mps_trainer.cli import main; {command}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG_AFTER)
+    done = run_python("-c", code)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 

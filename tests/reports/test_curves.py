@@ -1,7 +1,5 @@
 """The curves of a record, and the charts that are drawn of them."""
 
-from __future__ import annotations
-
 import math
 from xml.etree import ElementTree
 

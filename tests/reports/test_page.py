@@ -1,7 +1,5 @@
 """The page as a file: whole by itself, and nothing in it obeys what it was made of."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The file of a record, and what is made of other files where there is none."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,12 +1,9 @@
 """A run leaves its record and report in its folder, however it ends."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
 import pickle
-import signal
 import sys
 import warnings
 from dataclasses import dataclass, replace
@@ -20,6 +17,7 @@ from mps_trainer.callbacks import RunReport
 from mps_trainer.reports import recorder
 from mps_trainer.reports.record import NAME, PAGE
 from tests.conftest import accuracy, examples
+from tests.loop.test_preemption import SignalAt
 
 from .conftest import read_back
 
@@ -49,10 +47,6 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
     assert (first[0], last[0]) == (0, 4)
     assert last[5] > 2**20
     assert (last[3] is not None) == (device == "mps")
-
-
-def test_the_report_is_not_among_the_callbacks_and_hears_of_no_step(report_of):
-    trainer, _ = report_of()
     assert not any(hasattr(RunReport, event) for event in vars(TrainerCallback) if "step" in event)
     assert not any(isinstance(callback, RunReport) for callback in trainer.callback_handler.callbacks)
 
@@ -100,6 +94,7 @@ def test_no_mark_lies_between_an_evaluation_and_its_event(report_of, monkeypatch
 
 @pytest.mark.parametrize("settings", [{"report": False}, {"report_to": "none"}, {"report_to": ["none"]}])
 def test_it_can_be_left_out(make_trainer, tmp_path, settings):
+    make_trainer(report=True).evaluate()  # an evaluation alone leaves none
     make_trainer(**{"report": True, "max_steps": 1, **settings}).train()
     assert os.listdir(tmp_path / "run") == []
 
@@ -132,21 +127,6 @@ def test_a_subclass_that_wants_no_trackers_has_no_file_beside_its_checkpoints(ma
     args = Quiet(str(tmp_path / "run"), use_cpu=True, max_steps=2, save_strategy="steps", save_steps=1)
     Trainer(make_model(), args, train_dataset=examples(16)).train()
     assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint-1", "checkpoint-2"]
-
-
-def test_evaluation_alone_leaves_none(make_trainer, tmp_path):
-    make_trainer(report=True).evaluate()
-    assert os.listdir(tmp_path / "run") == []
-
-
-def test_an_evaluation_after_training_is_in_the_report(report_of, tmp_path):
-    trainer, _ = report_of({"compute_metrics": accuracy})
-    assert "accuracy" not in (tmp_path / "run" / PAGE).read_text()[-200_000:]
-    metrics = trainer.evaluate()
-    record = read_back(tmp_path / "run")
-    assert record["history"][-1]["eval_accuracy"] == metrics["eval_accuracy"]
-    assert kinds(record)[-1] == "evaluation"
-    assert "<dt>accuracy</dt>" in (tmp_path / "run" / PAGE).read_text()
 
 
 class Reads(TrainerCallback):
@@ -189,26 +169,24 @@ def test_a_checkpoint_writes_the_record_for_a_run_that_may_be_killed(make_traine
     assert json.loads(reads.pages[2])["outcome"] == {"kind": "running", "text": "", "step": 2, "max_steps": 4}
 
 
-def test_a_run_that_is_resumed_goes_on_in_its_record(report_of, tmp_path):
-    report_of(**SAVING)
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_is_resumed_goes_on_in_its_record(report_of, tmp_path, killed):
+    _, record = report_of(**SAVING)
+    if killed:
+        outcome = {**record["outcome"], "kind": "running", "step": 4}
+        (tmp_path / "run" / NAME).write_text(json.dumps({**record, "outcome": outcome}))
     _, record = report_of(resume=str(tmp_path / "run" / "checkpoint-2"), max_steps=6, **SAVING)
     assert [entry["step"] for entry in record["history"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
-    assert kinds(record) == ["begin", "checkpoint", "resume", "checkpoint", "checkpoint", "end"]
+    faults = [event["text"] for event in record["events"] if event["kind"] == "fault"]
+    assert [text.startswith("The process ended without a word") for text in faults] == [True] * killed
+    assert [kind for kind in kinds(record) if kind != "fault"] == [
+        *("begin", "checkpoint", "resume", "checkpoint", "checkpoint", "end"),
+    ]
     first, second = record["sessions"]
     assert (first["first_step"], second["first_step"]) == (0, 2)
     assert all(mark[0] <= 2 for mark in first["marks"])
     assert second["offset"] == pytest.approx(first["seconds"])
     assert record["outcome"]["step"] == 6
-
-
-def test_a_run_that_went_on_from_a_killed_one_says_so(report_of, tmp_path):
-    report_of(**SAVING)
-    record = read_back(tmp_path / "run")
-    killed = {**record, "outcome": {**record["outcome"], "kind": "running", "step": 4}}
-    (tmp_path / "run" / NAME).write_text(json.dumps(killed))
-    _, record = report_of(resume=True, max_steps=6, **SAVING)
-    (fault,) = [event for event in record["events"] if event["kind"] == "fault"]
-    assert fault["text"].startswith("The process ended without a word")
 
 
 def test_a_damaged_record_does_not_keep_a_run_from_going_on(report_of, tmp_path):
@@ -264,19 +242,9 @@ def test_what_is_refused_before_a_step_is_made_leaves_the_folder_as_it_was(make_
     assert os.listdir(tmp_path / "run") == []
 
 
-class Told(Fails):
-    """Is told to end in its first update."""
-
-    def forward(self, x, labels=None):
-        self.calls += 1
-        if self.calls == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return {"loss": torch.nn.functional.cross_entropy(self.line(x), labels)}
-
-
 def test_a_signal_is_on_the_time_line(make_trainer, tmp_path):
     with pytest.raises(SystemExit) as end:
-        make_trainer({"model": Told(None)}, report=True, max_steps=5).train()
+        make_trainer({"callbacks": [SignalAt("on_step_begin", 1)]}, report=True, max_steps=5).train()
     assert end.value.code == 143
     record = read_back(tmp_path / "run")
     assert kinds(record) == ["begin", "checkpoint", "stop"]
@@ -334,19 +302,17 @@ def test_without_pygal_there_is_a_record_and_a_hint(make_trainer, tmp_path, capl
     assert "pip install pygal" in line
 
 
-class Looks(TrainerCallback):
-    """Notes at the end of training which modules are loaded."""
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.loaded = set(sys.modules)
-
-
 def test_nothing_that_draws_is_loaded_before_the_end(make_trainer, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "pygal" or name == DRAWS]:
         monkeypatch.delitem(sys.modules, name)
-    looks = Looks()
-    make_trainer({"callbacks": [looks]}, report=True, max_steps=2, eval_strategy="steps", eval_steps=1).train()
-    assert not {DRAWS, "pygal"} & looks.loaded
+    loaded = set()
+
+    class Looks(TrainerCallback):
+        def on_train_end(self, args, state, control, **kwargs):
+            loaded.update(sys.modules)
+
+    make_trainer({"callbacks": [Looks()]}, report=True, max_steps=2, eval_strategy="steps", eval_steps=1).train()
+    assert not {DRAWS, "pygal"} & loaded
     assert DRAWS in sys.modules
 
 

@@ -1,7 +1,5 @@
 """Reports show the values that are known to be harmless, and no others."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The facts of a run that do not change with its steps: commit, dataset, command line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Tests the words and numbers that a page shows of a record."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
