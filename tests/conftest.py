@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads of several test processes that spin while they wait take minutes instead of seconds. The order of sums, which
@@ -18,6 +18,7 @@ from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simul
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from mps_trainer import Trainer, TrainingArguments
 from tests.tiers import TierRules
@@ -99,6 +100,16 @@ def examples(count: int, seed: int = 0) -> list[dict[str, object]]:
     """Returns points in four dimensions. The label says whether their sum is positive."""
     points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     return [{"x": point, "labels": int(point.sum() > 0)} for point in points]
+
+
+class Stream(IterableDataset):
+    """Gives rows one after the other, and has no length."""
+
+    def __init__(self, rows: Iterable) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator:
+        return iter(self.rows)
 
 
 def accuracy(prediction) -> dict[str, float]:

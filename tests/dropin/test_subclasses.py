@@ -6,13 +6,13 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 from transformers import Trainer as TheirTrainer
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import metrics_format
 
 from mps_trainer import MisconfigurationException, Trainer, trainer_checks
 
+from ..conftest import Stream
 from .conftest import bert_classifier, gpt2, sentences, texts
 
 HOOKS = [
@@ -202,14 +202,6 @@ def test_override_that_would_not_be_called_is_refused(make_trainer, name):
     kind = type("Own", (Trainer,), {name: lambda self, *args, **kwargs: None})
     with pytest.raises(MisconfigurationException, match=rf"Own overrides {name}\(\)"):
         make_trainer({"kind": kind})
-
-
-class Stream(IterableDataset):
-    def __init__(self, rows: list[dict]) -> None:
-        self.rows = rows
-
-    def __iter__(self):
-        return iter(self.rows)
 
 
 @pytest.mark.parametrize(

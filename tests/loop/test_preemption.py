@@ -74,27 +74,22 @@ WHERE = {
     "more", [{}, {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}], ids=["", "epochs"]
 )
 def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, tmp_path, where, more):
-    event, number, _ = where
+    event, number, step = where
     settings = {**SETTINGS, **more}
     listening = SignalAt(event, 0)  # who listens decides about how gradients are clipped
     whole = make_trainer({"callbacks": [listening]}, output_dir=str(tmp_path / "whole"), **settings)
     whole.train()
     stopped, ended = interrupted(make_trainer, SignalAt(event, number), **settings)
     assert ended.code == 143
+    assert find_checkpoints(stopped.args.output_dir)[-1].endswith(f"checkpoint-{stopped.state.global_step}")
+    if not more:  # the step is finished, and no more
+        assert stopped.state.global_step == step
     resumed = make_trainer({"callbacks": [listening]}, **settings)
     assert resumed.train(resume_from_checkpoint=True).global_step == 12
     assert_same_weights(weights(whole.model), weights(resumed.model))
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
     names = [os.path.basename(path) for path in find_checkpoints(resumed.args.output_dir)]
     assert set(names) == {"checkpoint-4", "checkpoint-8", "checkpoint-12", f"checkpoint-{stopped.state.global_step}"}
-
-
-@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE.keys())
-def test_the_step_is_finished_and_no_more(make_trainer, where):
-    event, number, step = where
-    trainer, _ = interrupted(make_trainer, SignalAt(event, number), **SETTINGS)
-    assert trainer.state.global_step == step
-    assert find_checkpoints(trainer.args.output_dir)[-1].endswith(f"checkpoint-{step}")
 
 
 class Drawing:
@@ -254,34 +249,23 @@ def test_a_signal_after_the_best_weights_were_loaded_saves_none(make_trainer):
     assert [os.path.basename(each) for each in find_checkpoints(trainer.args.output_dir)][-1] == "checkpoint-8"
 
 
-@pytest.mark.parametrize(
-    ("size", "machines", "expected"),
-    [
-        (1, 1, []),
-        (4, 1, ["--nproc_per_node", "4"]),
-        (4, 2, ["--nnodes", "2", "--node_rank", "...", "--nproc_per_node", "2"]),
-    ],
-)
-def test_the_way_on_names_processes_and_machines(size, machines, expected):
-    trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
-    started = PreemptionHandler(trainer, None, None, None)._launcher(machines)
-    assert started == [sys.executable, *(["-m", "torch.distributed.run"] if size > 1 else []), *expected]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+MACS = {"RANK": "1", "MPS_TRAINER_HOSTS": "mac1.local,mac2.local"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "machines", "expected"),
+    ("environ", "size", "machines", "expected"),
     [
-        ({"MLX_RANK": "1"}, 1, ["mlx.launch", "-n", "2", "--", sys.executable]),
-        ({"MLX_RANK": "1"}, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
-        (
-            {"RANK": "1", "MPS_TRAINER_HOSTS": "mac1.local,mac2.local"},
-            2,
-            [sys.executable, "-m", "mps_trainer", "launch", "--hosts", "mac1.local,mac2.local"],
-        ),
+        ({}, 1, 1, [sys.executable]),
+        ({}, 4, 1, [*TORCHRUN, "--nproc_per_node", "4"]),
+        ({}, 4, 2, [*TORCHRUN, "--nnodes", "2", "--node_rank", "...", "--nproc_per_node", "2"]),
+        ({"MLX_RANK": "1"}, 2, 1, ["mlx.launch", "-n", "2", "--", sys.executable]),
+        ({"MLX_RANK": "1"}, 2, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
+        (MACS, 2, 2, [sys.executable, "-m", "mps_trainer", "launch", "--hosts", "mac1.local,mac2.local"]),
     ],
 )
-def test_the_way_on_names_the_launcher_of_several_macs(monkeypatch, environ, machines, expected):
+def test_the_way_on_names_the_launcher_processes_and_machines(monkeypatch, environ, size, machines, expected):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=2))
+    trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
     assert PreemptionHandler(trainer, None, None, None)._launcher(machines) == expected

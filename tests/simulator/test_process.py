@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
-from tests import HUNG_AFTER
+import tests
 
 STEP = """
 import os, sys, threading, time
@@ -27,12 +24,7 @@ def step():
 
 @pytest.fixture
 def run_python(built):
-    def run(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        command = [sys.executable, "-c", STEP + textwrap.dedent(body)]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=HUNG_AFTER)
-
-    return run
+    return lambda body, **environment: tests.run_python("-c", STEP + textwrap.dedent(body), **environment)
 
 
 @pytest.fixture
@@ -164,4 +156,4 @@ def test_switch_for_the_fallback_is_read_from_the_environment(quiet, run_python)
 @pytest.mark.integration
 def test_simulator_is_imported_without_transformers():
     code = "import sys, mps_trainer.simulator; assert 'transformers' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=HUNG_AFTER)
+    assert tests.run_python("-c", code).returncode == 0
