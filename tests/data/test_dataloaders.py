@@ -1,17 +1,10 @@
 """The DataLoaders that the arguments describe."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from mps_trainer.data.dataloaders import (
-    eval_dataset_named,
-    loading_settings,
-    make_dataloader,
-    make_persistent,
-)
+from mps_trainer.data.dataloaders import eval_dataset_named, loading_settings, make_dataloader, make_persistent
 from mps_trainer.data.loader import prepare_loader
 from tests.conftest import examples
 

@@ -1,7 +1,5 @@
 """Tests the order of an epoch, its rest after a resume, and the share of it that each process gets."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

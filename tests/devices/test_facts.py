@@ -1,7 +1,5 @@
 """Gathering facts: here for real, elsewhere with injected answers. A report asks for more of them than a run."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import platform

@@ -1,7 +1,5 @@
 """Runs that one process and several have to make alike. Each is made by every process, and gives what came of it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Runs of a sharded model, which one process has to make alike with a whole one."""
 
-from __future__ import annotations
-
 import errno
 import os
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests which modules are sharded as units of their own, and the message for those that cannot be."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -12,7 +12,7 @@ from transformers.trainer_pt_utils import metrics_format
 
 from mps_trainer import MisconfigurationException, Trainer, trainer_checks
 
-from ..conftest import Stream
+from ..conftest import Stream, callback
 from .conftest import bert_classifier, gpt2, sentences, texts
 
 HOOKS = [
@@ -182,13 +182,12 @@ ATTRIBUTES = [
 
 def test_attributes_of_transformers_exist_before_and_during_training(both):
     def run(library):
-        class Reads(TrainerCallback):
-            def on_step_end(self, args, state, control, **kwargs):
-                found.update({("during", name) for name in ATTRIBUTES if hasattr(trainer, name)})
+        def read(**_):
+            found.update({("during", name) for name in ATTRIBUTES if hasattr(trainer, name)})
 
         trainer = library.trainer(max_steps=1)
         found = {("before", name) for name in ATTRIBUTES if hasattr(trainer, name)}
-        trainer.add_callback(Reads)
+        trainer.add_callback(callback(on_step_end=read))
         trainer.train()
         return found
 

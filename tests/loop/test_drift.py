@@ -1,7 +1,5 @@
 """Steps that become slow are reported once, with what the machine says. Machines and clocks are data."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerCallback
 
 from mps_trainer.data.buckets import LengthBuckets
 from mps_trainer.data.padding import PadToBucket
-from tests.conftest import accuracy, assert_same_weights, logged, weights
+from tests.conftest import accuracy, assert_same_weights, callback, logged, weights
 from tests.distributed.scenarios import padded
 
 from ..checkpoints.test_resuming import without_times
@@ -254,7 +253,7 @@ def test_an_update_has_examples_of_two_lengths_where_a_batch_can_be_parted(make_
     """96 examples, or 102, so that no batch is left over."""
     count = 102 if settings["per_device_train_batch_size"] == 17 else 96
     heard = []
-    hears = type("Hears", (TrainerCallback,), {"on_substep_end": lambda *_, **__: heard.append(1)})
+    hears = callback(on_substep_end=lambda **_: heard.append(1))
     trainer = make_bucketed({"train_dataset": sentences(count), "callbacks": [hears]}, max_steps=3, **settings)
     trainer.train()
     assert trainer.state.global_step == 3

@@ -1,7 +1,5 @@
 """The loss of a model's outputs, and its part in the loss of an update, in one process and in several."""
 
-from __future__ import annotations
-
 import warnings
 from types import SimpleNamespace
 

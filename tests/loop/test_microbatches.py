@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from mps_trainer import Trainer
 from mps_trainer.data.split import split
 from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
-from tests.conftest import Classifier, assert_same_weights, examples, logged, weights
+from tests.conftest import Classifier, assert_same_weights, callback, examples, logged, weights
 
 MESSAGES = {
     "mps": "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 1.00 MiB, max allowed: 1.00 GiB).",
@@ -231,11 +231,10 @@ def test_only_the_callback_that_ran_out_of_memory_is_called_again(train, caplog)
     [(MESSAGES["mps"], DeviceOutOfMemoryError, "one example"), ("another reason", RuntimeError, "another reason")],
 )
 def test_callback_that_fails_beside_one_example_or_otherwise_ends_the_run(make_trainer, message, kind, match):
-    class Fails(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            raise RuntimeError(message)
+    def fail(**_):
+        raise RuntimeError(message)
 
-    trainer = make_trainer({"callbacks": [Fails()]}, auto_find_batch_size=True, max_steps=2)
+    trainer = make_trainer({"callbacks": [callback(on_step_end=fail)]}, auto_find_batch_size=True, max_steps=2)
     with pytest.raises(kind, match=match):
         trainer.train()
     assert trainer.state.global_step == 1
@@ -340,10 +339,10 @@ def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, c
     model, settings = Hungry(16), {"auto_find_batch_size": True, "max_steps": 8}
     trainer = make_trainer({"model": model, "train_dataset": examples(count), "data_collator": pairs}, **settings)
 
-    def limit(*_, **__):
+    def limit(**_):
         trainer._mt_run.run_state.examples_at_a_time = 4  # as after a restart because of memory
 
-    trainer.add_callback(type("Limit", (TrainerCallback,), {"on_train_begin": limit}))
+    trainer.add_callback(callback(on_train_begin=limit))
     trainer.train()
     assert set(model.sizes) == {16} | ({8} if count == 36 else set())
     assert caplog.text.count("stays whole") == 1

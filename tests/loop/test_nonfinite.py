@@ -62,10 +62,11 @@ class TestTelling:
         assert "lower learning_rate" in warning
         assert "stop_on_nan=True" in warning
 
-    def test_it_is_told_once_at_each_log(self, make_trainer, caplog):
-        trainer = make_trainer({"train_dataset": with_bad_row()}, max_steps=10, logging_steps=5)
+    @pytest.mark.parametrize(("settings", "times"), [({"logging_steps": 5}, 2), ({"logging_strategy": "no"}, 1)])
+    def test_it_is_told_once_at_each_log_or_at_the_end(self, make_trainer, caplog, settings, times):
+        trainer = make_trainer({"train_dataset": with_bad_row()}, max_steps=10, **settings)
         trainer.train()
-        assert len(warnings_of(caplog)) == 2
+        assert len(warnings_of(caplog)) == times
         assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # which logging_nan_inf_filter saw to
 
     def test_a_gradient_between_two_logs_is_told(self, make_trainer, make_model, caplog):
@@ -88,10 +89,6 @@ class TestTelling:
         (warning,) = warnings_of(caplog)
         assert warning.startswith("The gradient norm was inf at step 3 (")
         assert "such steps" not in warning
-
-    def test_the_end_of_a_run_that_never_logged_tells(self, make_trainer, caplog):
-        make_trainer({"train_dataset": with_bad_row()}, max_steps=6, logging_strategy="no").train()
-        assert len(warnings_of(caplog)) == 1
 
     @pytest.mark.parametrize("strategy", ["sequential", "bucket_by_length"])
     def test_every_order_that_can_be_drawn_again_names_the_rows(self, make_trainer, caplog, strategy):

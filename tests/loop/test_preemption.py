@@ -15,7 +15,7 @@ from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.loop.preemption import PreemptionHandler
 from mps_trainer.loop.run import TrainingRun
 from tests.checkpoints.test_resuming import without_times
-from tests.conftest import assert_same_weights, logged, weights
+from tests.conftest import assert_same_weights, callback, logged, weights
 from tests.guards.test_signals import default_handlers  # noqa: F401
 
 pytestmark = pytest.mark.every_device
@@ -118,23 +118,23 @@ def test_a_collator_that_draws_draws_the_same_again(make_trainer, tmp_path, numb
     assert_same_weights(weights(whole.model), weights(resumed.model))
 
 
-def test_an_evaluation_is_left_and_not_waited_for(make_trainer):
-    trainer, _ = interrupted(make_trainer, SignalAt("on_prediction_step", 1), **SETTINGS)
-    assert trainer.state.global_step == 2
+@pytest.mark.parametrize("on_start", [False, True])
+def test_an_evaluation_is_left_and_not_waited_for(make_trainer, on_start):
+    trainer, ended = interrupted(make_trainer, SignalAt("on_prediction_step", 1), eval_on_start=on_start, **SETTINGS)
+    assert ended.code == 143
+    assert trainer.state.global_step == (0 if on_start else 2)
     assert logged(trainer, "eval_loss") == []
+    assert len(find_checkpoints(trainer.args.output_dir)) == (0 if on_start else 1)
 
 
-def test_an_interrupt_is_one_with_the_way_on(make_trainer):
-    trainer, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **SETTINGS)
+def test_an_interrupt_is_one_with_the_way_on_also_of_a_run_that_saves_nothing_else(make_trainer):
+    settings = {**SETTINGS, "save_strategy": "no"}
+    trainer, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **settings)
     folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
+    assert find_checkpoints(trainer.args.output_dir) == [folder]
     assert type(ended) is KeyboardInterrupt
     assert str(ended).startswith(f"Stopped after step 2 of 12 and saved {folder}. To resume: ")
     assert folder in str(ended).split("To resume: ")[1]
-
-
-def test_a_run_that_saves_nothing_is_saved_all_the_same(make_trainer):
-    trainer, _ = interrupted(make_trainer, SignalAt("on_step_end", 2), **{**SETTINGS, "save_strategy": "no"})
-    assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == ["checkpoint-2"]
 
 
 def test_without_save_on_signal_an_interrupt_is_pythons_own(make_trainer):
@@ -170,25 +170,17 @@ def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer,
 
 @pytest.mark.parametrize("step", [1, 7])
 def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer, tmp_path, step):
-    class Asks(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_save = state.global_step == step
+    def ask(state, control, **_):
+        control.should_save = state.global_step == step
 
     def make(folder):
-        parts = {"callbacks": [Asks()], "data_collator": Drawing()}
+        parts = {"callbacks": [callback(on_step_end=ask)], "data_collator": Drawing()}
         return make_trainer(parts, output_dir=str(tmp_path / folder), **{**SETTINGS, "save_strategy": "no"})
 
     whole, resumed = make("whole"), make("resumed")
     whole.train()
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert_same_weights(weights(whole.model), weights(resumed.model))
-
-
-def test_an_evaluation_before_the_first_step_is_left_as_well(make_trainer):
-    trainer, ended = interrupted(make_trainer, SignalAt("on_prediction_step", 1), eval_on_start=True, **SETTINGS)
-    assert ended.code == 143
-    assert (trainer.state.global_step, trainer.state.log_history) == (0, [])
-    assert find_checkpoints(trainer.args.output_dir) == []
 
 
 def test_an_evaluation_before_the_first_step_is_none_for_the_schedule(make_trainer):

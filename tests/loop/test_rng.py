@@ -1,7 +1,5 @@
 """Tests the random states of a run: in a checkpoint, in a snapshot, and how a resumed run restores them."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

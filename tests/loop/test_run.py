@@ -1,4 +1,4 @@
-"""The training loop: what it computes, what it tells, and that it does not wait for the device."""
+"""The training loop: what it computes, and what it tells."""
 
 import os
 import shutil
@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.distributed import Processes
 from mps_trainer.loop import run as run_module
 from mps_trainer.loop.rng import RunRng
 from mps_trainer.loop.run import TrainingRun
-from tests.conftest import Stream, assert_same_weights, examples, logged, weights
+from tests.conftest import Stream, assert_same_weights, callback, examples, logged, weights
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
 
@@ -119,31 +118,6 @@ def test_labels_of_another_name_weigh_the_same(make_trainer):
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_nothing_on_the_step_path_reads_a_value_from_the_device(make_trainer, monkeypatch):
-    reads = []
-    for name in ("item", "tolist", "__float__", "__int__", "__bool__", "numpy", "cpu"):
-        original = getattr(torch.Tensor, name)
-
-        def counting(self, *args, _name=name, _original=original, **kwargs):
-            reads.append(_name)
-            return _original(self, *args, **kwargs)
-
-        monkeypatch.setattr(torch.Tensor, name, counting)
-    at_step = []
-
-    class Marks(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            at_step.append(len(reads))
-
-        def on_step_end(self, args, state, control, **kwargs):
-            at_step.append(len(reads))
-
-    make_trainer({"callbacks": [Marks()]}, max_steps=4, logging_steps=4).train()
-    begins, ends = at_step[::2], at_step[1::2]
-    assert begins == ends
-    assert len(reads) > ends[-1]  # the log reads, so the count counts
-
-
 def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_trainer):
     counts = []
 
@@ -228,9 +202,9 @@ def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
     assert (position(run), run.run_state.epoch_has_ended, run.run_state.postponed) == ((1, 2), True, [])
 
 
-@pytest.mark.parametrize("stop", [3, 5, 6])
-def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(make_trainer, tmp_path, stop):
-    settings = {"max_steps": 7, "save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 4}
+@pytest.mark.parametrize(("strategy", "stop"), [("steps", 3), ("steps", 5), ("epoch", 5), ("steps", 6)])
+def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(make_trainer, tmp_path, strategy, stop):
+    settings = {"max_steps": 7, "save_strategy": strategy, "save_steps": 1, "per_device_train_batch_size": 4}
     whole = make_trainer({"train_dataset": Stream(examples(20))}, output_dir=str(tmp_path / "whole"), **settings)
     whole.train()  # of 5 batches in an epoch
     again = make_trainer({"train_dataset": Stream(examples(20))}, output_dir=str(tmp_path / "again"), **settings)
@@ -302,12 +276,7 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_substep_ends_with_each_batch_of_the_arguments_size_but_the_last(make_trainer, parts):
     ended = []
-
-    class Substeps(TrainerCallback):
-        def on_substep_end(self, args, state, control, **kwargs):
-            ended.append(state.global_step)
-
-    run = TrainingRun(make_trainer({"callbacks": [Substeps()]}))
+    run = TrainingRun(make_trainer({"callbacks": [callback(on_substep_end=lambda **_: ended.append(1))]}))
     run.batches_in_one = parts  # with length buckets, a batch of the arguments' size comes in several
     batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
     run.accumulate([batch] * 4, None, [4.0] * 4)
@@ -383,31 +352,22 @@ def test_without_skipping_data_a_resumed_epoch_begins_again(make_trainer, tmp_pa
     assert again.noted == ([row["labels"] for row in examples(40)[:8]],)
 
 
-def test_operations_are_counted_of_each_batch(make_trainer):
+def test_operations_are_counted_of_each_batch_and_the_accelerator_knows_the_last_of_an_update(make_trainer):
     trainer = make_trainer({"kind": NotesBatches}, max_steps=2, gradient_accumulation_steps=2)
+    _ = trainer.accelerator
     trainer.train()
+    assert trainer.synced == (False, True, False, True)
     assert trainer.counted == trainer.noted
     assert len(trainer.noted) == 4
     assert trainer.state.total_flos == 4 * 7
 
 
-def test_accelerator_knows_the_last_batch_of_an_update(make_trainer):
-    trainer = make_trainer({"kind": NotesBatches}, max_steps=2, gradient_accumulation_steps=2)
-    _ = trainer.accelerator
-    trainer.train()
-    assert trainer.synced == (False, True, False, True)
-
-
 def test_an_interrupt_while_workers_end_leaves_no_run_behind(make_trainer, monkeypatch):
-    class Interrupt(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            raise KeyboardInterrupt
-
-    def interrupted(self):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunRng, "close", interrupted)
-    trainer = make_trainer({"callbacks": [Interrupt()]})
+    trainer = make_trainer({"callbacks": [callback(on_step_end=interrupted)]})
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert not trainer.is_in_train

@@ -1,7 +1,5 @@
 """The state of a run: at step 0, and as a checkpoint left it."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

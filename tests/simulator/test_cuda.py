@@ -1,7 +1,5 @@
 """PyTorch's build for CUDA can have the simulated device if CUDA is taken out of the process before its import."""
 
-from __future__ import annotations
-
 import os
 import sys
 

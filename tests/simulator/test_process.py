@@ -1,7 +1,5 @@
 """A process with the device begins, forks and ends like any other: without output and without an abort."""
 
-from __future__ import annotations
-
 import signal
 import textwrap
 
