@@ -129,7 +129,6 @@ class TestTelling:
 
         rows = [{"x": torch.full((4,), float(i)), "labels": 0} for i in range(40)]
         make_trainer({"kind": Recording, "train_dataset": rows}, **settings).train()
-        trainer = make_trainer({"train_dataset": rows}, **settings)
         told = {}
 
         class Asking(Trainer):
