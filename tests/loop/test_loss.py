@@ -466,9 +466,8 @@ class TestWithoutATrainer:
 
     @pytest.mark.parametrize(("accepted", "normalises"), [(True, True), (False, True), (True, False)])
     def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(self, monkeypatch, accepted, normalises):
-        monkeypatch.setattr(
-            losses, "_SMOOTHER_NORMALISES", normalises
-        )  # False in the first releases of transformers 5
+        # False in the first releases of transformers 5
+        monkeypatch.setattr(losses, "_SMOOTHER_NORMALISES", normalises)
         given, both = [], accepted and normalises
 
         def smoother(outputs, labels, shift_labels, num_items_in_batch=None):

@@ -20,29 +20,30 @@ from tests.conftest import Stream, assert_same_weights, callback, examples, logg
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
 
 
-def plain_loop(model, data, *, steps, batch_size, accumulation, rate, decay, clip, seed):
+def plain_loop(model, data, args):
     """A training loop as people write it by hand."""
     no_decay = {"hidden.bias", "norm.weight", "norm.bias", "head.bias"}
     named = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(
         [
-            {"params": [p for n, p in named.items() if n not in no_decay], "weight_decay": decay},
+            {"params": [p for n, p in named.items() if n not in no_decay], "weight_decay": args.weight_decay},
             {"params": [p for n, p in named.items() if n in no_decay], "weight_decay": 0.0},
         ],
-        lr=rate,
+        lr=args.learning_rate,
         fused=True,
     )
+    steps, accumulation = args.max_steps, args.gradient_accumulation_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, (steps - step) / steps))
-    torch.manual_seed(seed)
+    torch.manual_seed(args.seed)
     model.train()
     done, epoch = 0, 0
     while done < steps:
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        loader = DataLoader(data, batch_size=batch_size, sampler=order)
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(args.seed + epoch)).tolist()
+        loader = DataLoader(data, batch_size=args.per_device_train_batch_size, sampler=order)
         for i, batch in enumerate(loader, start=1):
             (model(**batch)["loss"] / accumulation).backward()
             if i % accumulation == 0:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
+                nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
@@ -54,27 +55,10 @@ def plain_loop(model, data, *, steps, batch_size, accumulation, rate, decay, cli
 
 
 def test_training_equals_a_plain_loop_weight_for_weight(make_trainer, make_model):
-    trainer = make_trainer(
-        max_steps=20,
-        gradient_accumulation_steps=2,
-        per_device_train_batch_size=5,
-        learning_rate=1e-2,
-        weight_decay=0.1,
-        max_grad_norm=0.05,
-        seed=7,
-    )
+    settings = {"max_steps": 20, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 5, "seed": 7}
+    trainer = make_trainer(**settings, learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05)
     trainer.train()
-    expected = plain_loop(
-        make_model(),
-        examples(40),
-        steps=20,
-        batch_size=5,
-        accumulation=2,
-        rate=1e-2,
-        decay=0.1,
-        clip=0.05,
-        seed=7,
-    )
+    expected = plain_loop(make_model(), examples(40), trainer.args)
     assert trainer.state.global_step == 20
     assert max(logged(trainer, "grad_norm")) > 0.05  # clipping had something to do
     # but for rounding: the norm is summed in another order, and gradients are divided by it, not multiplied
@@ -91,8 +75,7 @@ def test_accumulated_batches_give_the_step_of_one_large_batch(make_trainer, make
     small.train()
     large.train()
     assert logged(small, "loss") == pytest.approx(logged(large, "loss"), abs=1e-6)
-    for name, value in weights(small.model).items():
-        torch.testing.assert_close(value, weights(large.model)[name], rtol=0, atol=1e-5)
+    torch.testing.assert_close(weights(small.model), weights(large.model), rtol=0, atol=1e-5)
 
 
 def test_labels_of_another_name_weigh_the_same(make_trainer):
