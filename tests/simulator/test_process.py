@@ -6,6 +6,7 @@ import textwrap
 import pytest
 
 import tests
+from tests import HUNG_AFTER
 
 STEP = """
 import os, sys, threading, time
@@ -107,23 +108,22 @@ def test_process_waits_for_a_thread_that_trains_and_not_for_one_that_sleeps(quie
 
 
 def test_forked_children_end_quietly(quiet):
-    quiet("""
+    """They do not wait for threads that are not there, which torch would do for as long as the variable says."""
+    body = """
     activate()
     step()
-    statuses, seconds = [], []
+    statuses = []
     for work in (lambda: torch.ones(3).sum().item(), lambda: torch.ones(3, device="mps").sum().item()):
         for leave in (sys.exit, os._exit):
-            start = time.monotonic()
             child = os.fork()
             if child == 0:
                 work()
                 leave(0)
             statuses.append(os.waitpid(child, 0)[1])
-            seconds.append(time.monotonic() - start)
     assert statuses == [0] * 4, statuses
-    assert max(seconds) < 9.5, seconds  # torch waits ten seconds for threads that are not there
     step()
-    """)
+    """
+    quiet(body, TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT=str(10 * HUNG_AFTER))
 
 
 def test_forked_data_loader_workers_feed_training(quiet):
