@@ -1,10 +1,11 @@
 """Fixtures that several areas share: small models, small data, and a Trainer made from both."""
 
 import contextlib
+import functools
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads of several test processes that spin while they wait take minutes instead of seconds. The order of sums, which
@@ -18,6 +19,8 @@ from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simul
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
 
 from mps_trainer import Trainer, TrainingArguments
 from tests.tiers import TierRules
@@ -99,6 +102,28 @@ def examples(count: int, seed: int = 0) -> list[dict[str, object]]:
     """Returns points in four dimensions. The label says whether their sum is positive."""
     points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     return [{"x": point, "labels": int(point.sum() > 0)} for point in points]
+
+
+def callback(**events: Callable) -> TrainerCallback:
+    """Returns a callback that calls functions at events, as in `callback(on_log=lambda state, **_: print(state))`."""
+    made = TrainerCallback()
+    for name, work in events.items():
+        setattr(made, name, functools.partial(_call, work))
+    return made
+
+
+def _call(work: Callable, args, state, control, **given) -> None:
+    work(args=args, state=state, control=control, **given)
+
+
+class Stream(IterableDataset):
+    """Gives rows one after the other, and has no length."""
+
+    def __init__(self, rows: Iterable) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator:
+        return iter(self.rows)
 
 
 def accuracy(prediction) -> dict[str, float]:

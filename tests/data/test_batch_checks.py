@@ -1,15 +1,11 @@
 """Batches that a model cannot look up are refused in one line, and no batch that it can."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    BertForSequenceClassification,
-)
+from transformers import BertForSequenceClassification
 
 from mps_trainer import Trainer
 from mps_trainer.data.batch_checks import BatchCheck

@@ -1,17 +1,10 @@
 """The DataLoaders that the arguments describe."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from mps_trainer.data.dataloaders import (
-    eval_dataset_named,
-    loading_settings,
-    make_dataloader,
-    make_persistent,
-)
+from mps_trainer.data.dataloaders import loading_settings, make_dataloader, make_persistent
 from mps_trainer.data.loader import prepare_loader
 from tests.conftest import examples
 
@@ -31,10 +24,6 @@ def test_workers_get_seeds_for_training_alone(make_args, is_training, drop_last)
     loader = make_dataloader(examples(10), list, args, 4, is_training=is_training)
     assert (loader.worker_init_fn is not None) == is_training
     assert [len(batch) for batch in loader] == ([4, 4] if drop_last else [4, 4, 2])
-
-
-def test_an_evaluation_may_name_its_dataset():
-    assert eval_dataset_named("a", {"a": [3]}) == ("a", [3])
 
 
 def test_persistent_workers_of_evaluations_have_seeds_by_the_name_of_the_dataset():

@@ -2,15 +2,10 @@
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from mps_trainer.data.loader import (
-    EpochLoader,
-    epoch_batches,
-    length_of,
-    num_examples,
-    prepare_loader,
-)
+from mps_trainer.data.loader import EpochLoader, epoch_batches, length_of, num_examples, prepare_loader
+from tests.conftest import Stream
 
 
 class Counted(torch.utils.data.Dataset):
@@ -25,11 +20,6 @@ class Counted(torch.utils.data.Dataset):
     def __getitem__(self, i: int) -> int:
         self.loaded.append(i)
         return i
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(10))
 
 
 class Own(DataLoader):
@@ -53,7 +43,7 @@ def test_prepared_loader_keeps_what_it_was_made_with_and_says_when_its_last_batc
     assert prepare_loader([1, 2]) == [1, 2]
     assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
     assert loader.iteration == 1
-    assert length_of(DataLoader(Stream(), 3)) is None
+    assert length_of(DataLoader(Stream(range(10)), 3)) is None
     assert length_of([1, 2]) == 2
     assert num_examples([1, 2], 8) == 16
     assert num_examples(loader, 8) == 10
@@ -64,11 +54,11 @@ def test_prepared_loader_keeps_what_it_was_made_with_and_says_when_its_last_batc
     [
         lambda: prepare_loader(DataLoader(Counted(), 3, shuffle=True)),
         lambda: prepare_loader(DataLoader(Counted(), batch_sampler=BatchSampler(range(10), 3, False))),
-        lambda: prepare_loader(DataLoader(Stream(), 3)),
+        lambda: prepare_loader(DataLoader(Stream(range(10)), 3)),
         lambda: prepare_loader(DataLoader(Counted(), batch_size=None, sampler=range(10))),
         lambda: prepare_loader(DataLoader(Counted(), batch_size=None, sampler=BatchSampler(range(10), 3, False))),
         lambda: DataLoader(Counted(), 3),
-        lambda: DataLoader(Stream(), 3),
+        lambda: DataLoader(Stream(range(10)), 3),
         lambda: Own(Counted(), 3),
         lambda: [torch.ones(1), torch.zeros(1), torch.ones(2)],
     ],

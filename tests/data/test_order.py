@@ -1,17 +1,16 @@
 """Tests the order of an epoch, its rest after a resume, and the share of it that each process gets."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.data.faults import rows_of_batches
 from mps_trainer.data.loader import prepare_loader
 from mps_trainer.data.order import DistributedBatchSampler, LaterBatches, ShareOfStream
 from mps_trainer.distributed import Processes
+from tests.conftest import Stream
 
 
 @pytest.mark.parametrize("skip", [0, 1, 3, 4, 9])
@@ -67,21 +66,15 @@ def test_whole_batches_are_divided_evenly_and_the_end_of_an_epoch_can_be_left_ou
     assert {len(each) for each in batches} == {-(-count // batch_size) // size}
 
 
-class Stream(IterableDataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __iter__(self):
-        return iter(range(self.count))
-
+class Sized(Stream):
     def __len__(self) -> int:
-        return self.count
+        return len(self.rows)
 
 
 @given(**sizes, even=st.booleans(), drop_last=st.booleans())
 def test_the_shares_of_a_stream_have_all_its_examples(count, size, batch_size, even, drop_last):
     settings = {"even": even, "drop_last": drop_last}
-    streams = [ShareOfStream(Stream(count), batch_size, rank, size, **settings) for rank in range(size)]
+    streams = [ShareOfStream(Sized(range(count)), batch_size, rank, size, **settings) for rank in range(size)]
     everybodys = [list(stream) for stream in streams]
     assert [len(stream) for stream in streams] == list(map(len, everybodys))
     seen = [example for share in everybodys for example in share]

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    AutoTokenizer,
-    DataCollatorForTokenClassification,
-    DataCollatorWithPadding,
-)
+from transformers import AutoTokenizer, DataCollatorForTokenClassification, DataCollatorWithPadding
 
 from mps_trainer.data.buckets import LengthBuckets
 from mps_trainer.data.padding import PadToBucket

@@ -1,7 +1,5 @@
 """Tests the order of the examples for each train_sampling_strategy, and the lengths that it needs."""
 
-from __future__ import annotations
-
 import datasets
 import pytest
 from torch.utils.data import SequentialSampler

@@ -1,7 +1,5 @@
 """A batch is cut between examples, or not at all."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import numpy as np

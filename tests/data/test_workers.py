@@ -1,7 +1,5 @@
 """Tests that the draws of persistent workers depend on the pass, not on the passes before."""
 
-from __future__ import annotations
-
 import random
 import signal
 

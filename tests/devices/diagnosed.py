@@ -1,7 +1,5 @@
 """Machines, what is wrong with each, and the one remedy that its owner should see first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mps_trainer import MachineFacts

@@ -1,7 +1,5 @@
 """Machines as data. Each is what gather_facts() reports there; nothing here patches torch or the platform."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from mps_trainer.devices import MachineFacts

@@ -1,7 +1,5 @@
 """The classes in Lightning's vocabulary: the same methods in each."""
 
-from __future__ import annotations
-
 import abc
 import pickle
 import sys
@@ -11,12 +9,7 @@ import pytest
 import torch
 
 from mps_trainer import DeviceUnavailableError, MisconfigurationException, MPSAccelerator, gather_facts
-from mps_trainer.devices import (
-    ACCELERATORS,
-    CPUAccelerator,
-    CUDAAccelerator,
-    XPUAccelerator,
-)
+from mps_trainer.devices import ACCELERATORS, CPUAccelerator, CUDAAccelerator, XPUAccelerator
 from tests.devices.machines import CUDA_1, MACHINES, XPU_2, mac, pc
 
 KINDS = list(ACCELERATORS.values())

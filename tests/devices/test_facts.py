@@ -1,12 +1,8 @@
 """Gathering facts: here for real, elsewhere with injected answers. A report asks for more of them than a run."""
 
-from __future__ import annotations
-
 import ctypes
 import json
-import os
 import platform
-import subprocess
 import sys
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -17,7 +13,7 @@ import torch
 from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
 from mps_trainer.devices.facts import PACKAGES, gather_all_facts, macos_version, parse_version
 from mps_trainer.devices.probes import Probes, _mlx_backends, sysctl_int, sysctl_text, unreadable_switch
-from tests import HUNG_AFTER
+from tests import run_python
 from tests.devices.machines import OUT_OF_MEMORY
 
 
@@ -195,12 +191,14 @@ def test_the_version_of_macos_is_told_from_its_kernel_where_it_is_disguised(repo
 # --- what importing costs, and when torch read its switch ---------------------------------------------------------
 
 
-def python(code: str, **environ: str) -> str:
-    """Returns what `code` prints in a new interpreter, whose environment has no fallback switch unless given."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTORCH_ENABLE_MPS_FALLBACK"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env={**variables, **environ}, capture_output=True, text=True, timeout=HUNG_AFTER
-    )
+@pytest.fixture(autouse=True)
+def without_the_switch(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
+
+
+def python(code: str) -> str:
+    """Returns what `code` prints in a new interpreter."""
+    result = run_python("-c", code)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 

@@ -1,7 +1,5 @@
 """Tests the findings about a machine and their order. All are computed from facts."""
 
-from __future__ import annotations
-
 import configparser
 import re
 from dataclasses import replace

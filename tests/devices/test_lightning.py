@@ -1,7 +1,5 @@
 """MPSAccelerator handed to Lightning, where that is installed: it comes with the extra `benchmarks` only."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

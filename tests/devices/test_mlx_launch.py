@@ -1,7 +1,5 @@
 """The processes of `mlx.launch`, from the variables that it sets."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """An accelerator that is added to the table is taken by all that chooses, describes, saves and measures devices."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

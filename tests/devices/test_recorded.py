@@ -1,7 +1,5 @@
 """Files of facts: what is taken, and what is refused in one line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

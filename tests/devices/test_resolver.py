@@ -1,7 +1,5 @@
 """Each machine gets a device for each request, with a reason, or a message that says why there is none."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

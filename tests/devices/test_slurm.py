@@ -1,7 +1,5 @@
 """The variables of `srun`, as Slurm 23 sets them."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_trainer import MachineFacts, MisconfigurationException, gather_facts

@@ -1,7 +1,5 @@
 """Scenarios of MLX's collectives: each dtype, short and long, and the waits of a step."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

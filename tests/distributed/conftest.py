@@ -1,7 +1,5 @@
 """Runs the scenarios in several processes, once for all tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 `python -m tests.distributed.differing FOLDER`.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -4,8 +4,6 @@
 process kills itself in that step.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Starting several processes that find each other over the loopback interface, as torchrun starts them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Scenarios in which processes send each other objects. The tensors of the second differ from the first's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

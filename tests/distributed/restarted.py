@@ -1,7 +1,5 @@
 """A run under torchrun of which one process dies once: its second one, after the step that the marker names."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,24 +1,21 @@
 """Runs that one process and several have to make alike. Each is made by every process, and gives what came of it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
 from mps_trainer.distributed.full_state import full_state_dict
-from tests.conftest import Classifier, accuracy, examples, logged
+from tests.conftest import Classifier, Stream, accuracy, examples, logged
 
 TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all processes
 STEPS = 24  # of a run; four epochs of most
@@ -317,16 +314,6 @@ def another_run_in_the_folder(folder: str) -> dict[str, Any]:
             stack.enter_context(only_run_in(folder))
         trainer._mt_processes.wait()
         return refused(trainer)
-
-
-class Stream(IterableDataset):
-    """Examples one after the other."""
-
-    def __init__(self, rows: list[Any]) -> None:
-        self.rows = rows
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.rows)
 
 
 @scenario

@@ -1,7 +1,5 @@
 """Runs of a sharded model, which one process has to make alike with a whole one."""
 
-from __future__ import annotations
-
 import errno
 import os
 from typing import Any
@@ -15,9 +13,8 @@ from mps_trainer import NonFiniteLossError, Trainer
 from mps_trainer.distributed import fsdp
 from mps_trainer.distributed.full_state import local
 from mps_trainer.reports.run_facts import model_of
-from tests.conftest import Classifier, accuracy, examples, logged
+from tests.conftest import Classifier, Stream, accuracy, examples, logged
 from tests.distributed.scenarios import (
-    Stream,
     arguments,
     files,
     ignoring,

@@ -1,7 +1,5 @@
 """A signal that reaches only the second process, and what all of them make of it."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

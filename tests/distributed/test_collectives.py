@@ -1,7 +1,5 @@
 """Tests the collectives of two processes, and of one process."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

@@ -1,23 +1,13 @@
 """Tests which modules are sharded as units of their own, and the message for those that cannot be."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.distributed.fsdp import _require_one_format, find_blocks
 from tests.conftest import Classifier
-
-SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 32}
+from tests.tiny import tiny
 
 
 def names(model, **config):
@@ -25,18 +15,16 @@ def names(model, **config):
     return [of[block] for block in find_blocks(model, config)]
 
 
-def test_blocks_are_the_modules_that_a_model_of_transformers_does_not_want_split():
-    model = BertForSequenceClassification(BertConfig(**SIZES))
-    assert names(model) == ["bert.encoder.layer.1", "bert.encoder.layer.0", "bert.embeddings"]
-
-
-def test_what_is_tied_to_something_else_is_no_block():
-    assert names(BertForMaskedLM(BertConfig(**SIZES))) == ["bert.encoder.layer.1", "bert.encoder.layer.0"]
-
-
-def test_encoder_and_decoder_have_blocks():
-    config = T5Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    assert names(T5ForConditionalGeneration(config)) == ["decoder.block.0", "encoder.block.0"]
+@pytest.mark.parametrize(
+    ("kind", "blocks"),
+    [
+        ("BertForSequenceClassification", ["bert.encoder.layer.1", "bert.encoder.layer.0", "bert.embeddings"]),
+        ("BertForMaskedLM", ["bert.encoder.layer.1", "bert.encoder.layer.0"]),  # its embeddings are tied to its head
+        ("T5ForConditionalGeneration", ["decoder.block.0", "encoder.block.1", "encoder.block.0"]),
+    ],
+)
+def test_blocks_are_the_modules_that_a_model_of_transformers_does_not_want_split(kind, blocks):
+    assert names(tiny(kind)) == blocks
 
 
 def test_blocks_may_be_named():
@@ -44,7 +32,7 @@ def test_blocks_may_be_named():
 
 
 def test_a_class_that_is_not_there_is_refused_with_those_that_are():
-    model = BertForMaskedLM(BertConfig(**SIZES))
+    model = tiny("BertForMaskedLM")
     with pytest.raises(MisconfigurationException) as caught:
         names(model, transformer_layer_cls_to_wrap=["BertLayer", "GPT2Block"])
     assert str(caught.value) == (

@@ -1,7 +1,5 @@
 """Two processes on one machine, over gloo on the loopback interface."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta
@@ -85,21 +83,9 @@ def joined(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize(
-    ("facts", "backend", "expected"),
-    [
-        (PC, None, "gloo"),
-        (PC, "mpi", "mpi"),
-        (replace(PC, cuda_built=True, cuda_count=2), None, "nccl"),
-        (replace(PC, cuda_built=True, cuda_count=2), "gloo", "gloo"),
-        (replace(PC, xpu_built=True, xpu_count=2), None, "xccl"),
-    ],
-)
-def test_the_backend_follows_the_device_unless_it_is_named(joined, monkeypatch, facts, backend, expected):
-    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
+def init(facts=PC, backend=None):
     decision = resolve(DeviceRequest(ddp_backend=backend), facts)
     distributed.init_process_group(decision, backend, timedelta(seconds=9))
-    assert joined == [(expected, "env://", 0, 2, timedelta(seconds=9))]
 
 
 @pytest.fixture
@@ -108,11 +94,27 @@ def built_with(monkeypatch):
     return lambda *names: monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name in names)
 
 
-def test_the_first_of_a_devices_backends_that_torch_has_is_taken(joined, built_with):
-    built_with("gloo")  # as on Windows, where CUDA is without NCCL
-    decision = resolve(DeviceRequest(), replace(PC, cuda_built=True, cuda_count=2))
-    distributed.init_process_group(decision, None, timedelta(seconds=9))
-    assert joined[0][0] == "gloo"
+CUDA = replace(PC, cuda_built=True, cuda_count=2)
+ALL = ("gloo", "mpi", "nccl", "xccl")
+
+
+@pytest.mark.parametrize(
+    ("facts", "backend", "built", "expected"),
+    [
+        (PC, None, ALL, "gloo"),
+        (PC, "mpi", ALL, "mpi"),
+        (CUDA, None, ALL, "nccl"),
+        (CUDA, None, ["gloo"], "gloo"),  # as on Windows, where CUDA is without NCCL
+        (CUDA, "gloo", ALL, "gloo"),
+        (replace(PC, xpu_built=True, xpu_count=2), None, ALL, "xccl"),
+    ],
+)
+def test_the_backend_is_the_devices_first_that_torch_has_unless_it_is_named(
+    joined, built_with, facts, backend, built, expected
+):
+    built_with(*built)
+    init(facts, backend)
+    assert joined == [(expected, "env://", 0, 2, timedelta(seconds=9))]
 
 
 @pytest.mark.parametrize(
@@ -126,19 +128,18 @@ def test_the_first_of_a_devices_backends_that_torch_has_is_taken(joined, built_w
 def test_a_backend_that_torch_has_not_is_refused_before_a_group_exists(joined, built_with, backend, built, said):
     built_with(*built)
     with pytest.raises(MisconfigurationException, match=said):
-        distributed.init_process_group(resolve(DeviceRequest(ddp_backend=backend), PC), backend, timedelta(seconds=9))
+        init(backend=backend)
     assert joined == []
 
 
 def test_a_torch_without_processes_says_so(joined, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     with pytest.raises(MisconfigurationException, match=r"2 processes .* built without torch\.distributed"):
-        distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
+        init()
 
 
 def test_a_step_of_slurm_meets_at_its_first_host(joined):
-    facts = replace(PC, slurm=True, rank=1, local_rank=1, master_addr="node03", master_port=24711)
-    distributed.init_process_group(resolve(DeviceRequest(), facts), None, timedelta(seconds=9))
+    init(replace(PC, slurm=True, rank=1, local_rank=1, master_addr="node03", master_port=24711))
     assert joined == [("gloo", "tcp://node03:24711", 1, 2, timedelta(seconds=9))]
 
 
@@ -146,17 +147,8 @@ def test_processes_that_do_not_find_each_other_are_told_in_a_line(monkeypatch):
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(MisconfigurationException, match=r"Process 0 of 2 .* MASTER_ADDR expected.*torchrun") as told:
-        distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
+        init()
     assert "\n" not in str(told.value)
-
-
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_mps_refuses_other_backends_before_a_group_exists(mps, joined, monkeypatch, backend):
-    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(MisconfigurationException, match=rf"'{backend}' cannot be used on mps.*Take 'mlx'"):
-        _ = TrainingArguments(ddp_backend=backend).device
-    assert joined == []
 
 
 def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypatch):
@@ -169,7 +161,7 @@ def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypa
 
 def test_a_process_group_that_exists_is_used_as_it_is(joined, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
+    init()
     assert joined == []
 
 

@@ -1,7 +1,5 @@
 """Several processes exchange over MLX's ring, on the CPU and on the simulated mps device."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

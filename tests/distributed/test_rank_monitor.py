@@ -1,7 +1,5 @@
 """Processes that do not come are named by those that waited for them."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A model that is sharded over processes trains as a whole one in one process, and is saved for any number of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

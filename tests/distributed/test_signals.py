@@ -1,7 +1,5 @@
 """A signal that reaches one of the processes ends all of them at the same place."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import assert_same_weights

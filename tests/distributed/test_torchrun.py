@@ -1,7 +1,5 @@
 """Under torchrun itself: what becomes of a process that dies, and of a signal."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -11,11 +9,12 @@ import sys
 import pytest
 import torch
 
-from tests import HUNG_AFTER
+from tests import HUNG_AFTER, ROOT
 from tests.conftest import assert_same_weights
 from tests.distributed.launch import environment, free_port
 
 pytestmark = pytest.mark.integration
+GLUE = ROOT / "examples" / "text-classification" / "run_glue.py"
 
 
 def torchrun(*arguments: str) -> subprocess.Popen[str]:
@@ -52,9 +51,9 @@ def test_a_process_that_dies_ends_the_run_with_its_rank_named_and_a_restart_goes
     assert_same_weights(again["weights"], whole["weights"])
 
 
-def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path, glue_script):
+def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path):
     arguments = [
-        *(str(glue_script), "--task_name", "mrpc", "--embedded", "--do_train", "--use_cpu"),
+        *(str(GLUE), "--task_name", "mrpc", "--embedded", "--do_train", "--use_cpu"),
         *("--output_dir", str(tmp_path / "out"), "--num_train_epochs", "20", "--save_strategy", "no"),
         *("--logging_steps", "1", "--disable_tqdm", "true"),
     ]
@@ -70,18 +69,11 @@ def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path, glu
     saved = [name for name in os.listdir(tmp_path / "out") if name.startswith("checkpoint-")]
     assert len(saved) == 1, output
     assert output.count("and saved") == 1, output
-    assert f"--nproc_per_node 2 {glue_script}" in output
+    assert f"--nproc_per_node 2 {GLUE}" in output
     assert f"--resume_from_checkpoint {tmp_path / 'out' / saved[0]}" in output
 
 
-def test_a_refusal_of_all_processes_is_one_line(glue_script, tmp_path):
-    process = torchrun(str(glue_script), "--task_name", "mrpc", "--output_dir", str(tmp_path), "--nonsense", "3")
+def test_a_refusal_of_all_processes_is_one_line(tmp_path):
+    process = torchrun(str(GLUE), "--task_name", "mrpc", "--output_dir", str(tmp_path), "--nonsense", "3")
     output = process.communicate(timeout=HUNG_AFTER)[0]
     assert output.count("'--nonsense' is neither a flag") == 1, output
-
-
-@pytest.fixture
-def glue_script():
-    from pathlib import Path
-
-    return Path(__file__).parents[2] / "examples" / "text-classification" / "run_glue.py"

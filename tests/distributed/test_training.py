@@ -1,7 +1,5 @@
 """Several processes train as one does with batches as large as all of theirs."""
 
-from __future__ import annotations
-
 import socket
 
 import numpy as np

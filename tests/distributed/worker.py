@@ -3,8 +3,6 @@
 `python -m tests.distributed.worker SIZE FOLDER [NAME...]`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

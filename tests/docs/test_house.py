@@ -1,7 +1,5 @@
 """The drawing of the package shows its real imports."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pytest

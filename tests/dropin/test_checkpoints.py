@@ -40,8 +40,8 @@ def trained(library, resume=None, model=bert_classifier, **settings):
     return library.trained(model(), resume=resume, **{**STEPS, **settings})
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_run_begun_in_one_library_resumes_in_the_other(both, tmp_path, settings):
+def assert_resumes_in_the_other(both, tmp_path, **settings):
+    """Asserts that a run begun in one library equals an uninterrupted one if it is resumed in the other."""
     step = settings.get("save_steps", 2)
 
     def whole(library):
@@ -60,6 +60,11 @@ def test_run_begun_in_one_library_resumes_in_the_other(both, tmp_path, settings)
             assert_same(trainer.state.log_history[:-1], logs[:-1], resumed=True)
             assert_close_weights(trainer, uninterrupted)
         assert [entry["step"] for entry in trainer.state.log_history] == [entry["step"] for entry in logs]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_run_begun_in_one_library_resumes_in_the_other(both, tmp_path, settings):
+    assert_resumes_in_the_other(both, tmp_path, **settings)
 
 
 def test_resumed_run_logs_what_it_logs_in_transformers(assert_same_runs):

@@ -10,9 +10,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
-from transformers import TrainerCallback
 
 import mps_trainer
+from tests.conftest import callback
 
 from .conftest import Library
 
@@ -94,18 +94,15 @@ def test_no_upload_starts_while_another_runs_unless_asked(both, fake_hub, always
     def run(library):
         begun, jobs = [], []
 
-        class Opens(TrainerCallback):
-            def on_push_begin(self, args, state, control, **kwargs):
-                begun.append(state.global_step)
-
-            def on_train_end(self, args, state, control, **kwargs):
-                jobs.append(len(trainer.push_in_progress.jobs))
-                fake_hub.gate.set()
+        def end(**_):
+            jobs.append(len(trainer.push_in_progress.jobs))
+            fake_hub.gate.set()
 
         fake_hub.gate.clear()
         fake_hub.uploads.clear()
         settings = {"push_to_hub": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-        trainer = library.trainer(callbacks=[Opens()], hub_always_push=always, **settings)
+        opens = callback(on_push_begin=lambda state, **_: begun.append(state.global_step), on_train_end=end)
+        trainer = library.trainer(callbacks=[opens], hub_always_push=always, **settings)
         trainer.train()
         return [upload[1] for upload in fake_hub.uploads], begun, jobs
 

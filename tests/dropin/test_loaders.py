@@ -159,14 +159,16 @@ def test_missing_datasets_are_a_value_error(library):
             get()
 
 
-def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog):
+@pytest.mark.parametrize("strategy", ["group_by_length", "bucket_by_length"])
+def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog, strategy):
     grouped, plain = (
-        make(Library(mps_trainer, tmp_path), data=Stream(), train_sampling_strategy=strategy, max_steps=2)
-        for strategy in ("group_by_length", "random")
+        make(Library(mps_trainer, tmp_path), data=Stream(), train_sampling_strategy=each, max_steps=2)
+        for each in (strategy, "random")
     )
     with caplog.at_level(logging.WARNING):
-        assert seen(grouped.get_train_dataloader()) == seen(plain.get_train_dataloader())
-    assert "group_by_length" in caplog.text
+        for name in ("get_train_dataloader", "get_eval_dataloader"):
+            assert seen(getattr(grouped, name)()) == seen(getattr(plain, name)())
+    assert f"train_sampling_strategy='{strategy}' has no effect" in caplog.text
 
 
 def test_examples_without_length_cannot_be_grouped(library):

@@ -276,18 +276,14 @@ def test_subclass_creates_groups_optimizer_and_schedule(tmp_path):
     assert logged(ours, "learning_rate") == [0.5, 0.25, 0.125, 0.0625, 0.03125]
 
 
-def test_create_optimizer_uses_given_model(tmp_path):
+def test_create_optimizer_and_scheduler_use_what_they_are_given(tmp_path):
     other = nn.Linear(3, 3)
-    for trainer in both(tmp_path):
-        optimizer = trainer.create_optimizer(other)
-        assert [p for group in optimizer.param_groups for p in group["params"]] == [other.weight, other.bias]
-
-
-def test_create_scheduler_uses_given_optimizer(tmp_path):
-    optimizer = torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.7)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.7)
     for trainer in both(tmp_path):
         assert trainer.create_scheduler(10, optimizer).optimizer is optimizer
         assert trainer.optimizer is None
+        groups = trainer.create_optimizer(other).param_groups
+        assert [p for group in groups for p in group["params"]] == [other.weight, other.bias]
 
 
 class Halves:

@@ -1,7 +1,5 @@
 """Models with PEFT adapters train, save, resume and load the best adapters as in transformers."""
 
-import shutil
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ import mps_trainer
 from ..conftest import assert_same_weights
 from ..conftest import weights as on_cpu
 from .conftest import Library, assert_close_weights, assert_same, bert_classifier, gpt2, sentences, texts
+from .test_checkpoints import assert_resumes_in_the_other
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
@@ -42,18 +41,7 @@ def test_adapters_have_same_logs_and_files(both):
 
 
 def test_run_begun_in_one_library_resumes_in_the_other(both, tmp_path):
-    def whole(library):
-        trainer = trained(library)
-        shutil.copytree(library.folder / "checkpoint-2", tmp_path / f"from-{library.module.__name__}")
-        return trainer
-
-    def resumed(library):
-        return trained(library, tmp_path / ("from-transformers" if library.is_ours else "from-mps_trainer"))
-
-    uninterrupted, _ = both(whole)
-    for trainer in both(resumed):
-        assert_same(trainer.state.log_history[:-1], uninterrupted.state.log_history[:-1], resumed=True)
-        assert_close_weights(trainer, uninterrupted)
+    assert_resumes_in_the_other(both, tmp_path, model=lora, learning_rate=1e-2)
 
 
 def test_best_adapters_are_loaded_at_the_end(assert_same_runs):

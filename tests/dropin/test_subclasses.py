@@ -1,18 +1,19 @@
 """Overrides of subclasses written for transformers' Trainer are called, and so is what code replaces later."""
 
+import functools
 import warnings
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 from transformers import Trainer as TheirTrainer
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import metrics_format
 
 from mps_trainer import MisconfigurationException, Trainer, trainer_checks
 
+from ..conftest import Stream, callback
 from .conftest import bert_classifier, gpt2, sentences, texts
 
 HOOKS = [
@@ -182,13 +183,12 @@ ATTRIBUTES = [
 
 def test_attributes_of_transformers_exist_before_and_during_training(both):
     def run(library):
-        class Reads(TrainerCallback):
-            def on_step_end(self, args, state, control, **kwargs):
-                found.update({("during", name) for name in ATTRIBUTES if hasattr(trainer, name)})
+        def read(**_):
+            found.update({("during", name) for name in ATTRIBUTES if hasattr(trainer, name)})
 
         trainer = library.trainer(max_steps=1)
         found = {("before", name) for name in ATTRIBUTES if hasattr(trainer, name)}
-        trainer.add_callback(Reads)
+        trainer.add_callback(callback(on_step_end=read))
         trainer.train()
         return found
 
@@ -202,14 +202,6 @@ def test_override_that_would_not_be_called_is_refused(make_trainer, name):
     kind = type("Own", (Trainer,), {name: lambda self, *args, **kwargs: None})
     with pytest.raises(MisconfigurationException, match=rf"Own overrides {name}\(\)"):
         make_trainer({"kind": kind})
-
-
-class Stream(IterableDataset):
-    def __init__(self, rows: list[dict]) -> None:
-        self.rows = rows
-
-    def __iter__(self):
-        return iter(self.rows)
 
 
 @pytest.mark.parametrize(
@@ -266,17 +258,10 @@ def test_metrics_format_and_parallel_sizes_are_those_of_transformers(both):
 # What code replaces during a run, or on the class itself
 
 
-class At(TrainerCallback):
-    """Calls `work` at the first event of a kind."""
-
-    def __init__(self, event, work):
-        setattr(self, event, self.run)
-        self.work, self.done = work, False
-
-    def run(self, *args, **kwargs):
-        if not self.done:
-            self.done = True
-            self.work()
+def at_first(event, work):
+    """Returns a callback that calls `work` at the first event of a kind."""
+    once = functools.cache(work)
+    return callback(**{event: lambda **_: once()})
 
 
 def with_sgd(trainer):
@@ -294,7 +279,7 @@ def with_new_schedule(trainer):
 def test_optimizer_or_schedule_replaced_by_callback_is_used(assert_same_runs, event, change, max_grad_norm):
     def run(library):
         trainer = library.trainer(max_steps=4, max_grad_norm=max_grad_norm)
-        trainer.add_callback(At(event, lambda: change(trainer)))
+        trainer.add_callback(at_first(event, lambda: change(trainer)))
         trainer.train()
         return trainer, trainer.model.state_dict()
 
@@ -305,7 +290,7 @@ def test_optimizer_or_schedule_replaced_by_callback_is_used(assert_same_runs, ev
 def test_method_replaced_by_callback_is_called(make_trainer, name):
     trainer = make_trainer(max_steps=2)
     watched = mock.Mock(wraps=getattr(trainer, name))
-    trainer.add_callback(At("on_train_begin", lambda: setattr(trainer, name, watched)))
+    trainer.add_callback(at_first("on_train_begin", lambda: setattr(trainer, name, watched)))
     trainer.train()
     assert watched.call_count >= 2
 
@@ -328,7 +313,7 @@ def test_loss_of_patched_training_step_may_change_later(make_trainer):
 
     losses = []
     trainer = make_trainer(max_steps=2, logging_steps=2)
-    trainer.add_callback(At("on_step_end", lambda: losses[0].zero_()))
+    trainer.add_callback(at_first("on_step_end", lambda: losses[0].zero_()))
     with mock.patch.object(Trainer, "training_step", changed):
         trainer.train()
     first, second = trainer.state.log_history[0]["loss"], trainer.state.log_history[1]["train_loss"]

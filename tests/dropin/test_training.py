@@ -79,33 +79,6 @@ def test_memory_metrics_have_same_names(assert_same_runs):
     assert "train_mem_cpu_alloc_delta" in assert_same_runs(run)[0]
 
 
-def test_auto_find_batch_size_keeps_the_examples_of_an_update(both):
-    """transformers begins again with 8, 7 and 6 examples in an update; here an update keeps its 9, in two parts.
-
-    An update of 6 examples is not the one that was asked for, and the learning rate does not fit it.
-    """
-
-    def run(library):
-        # Accelerate knows the words of CUDA only.
-        message = "MPS backend out of memory (MPS allocated: 1 GB)" if library.is_ours else "CUDA out of memory."
-        sizes = []
-
-        def take_memory(module, args, kwargs):
-            sizes.append(len(kwargs["input_ids"]))
-            if sizes[-1] >= 7:
-                raise RuntimeError(message)
-
-        model = bert_classifier()
-        model.register_forward_pre_hook(take_memory, with_kwargs=True)
-        settings = {"auto_find_batch_size": True, "per_device_train_batch_size": 9, "max_steps": 3}
-        trainer = trained(library, model, **settings)
-        return sizes, trainer.state.train_batch_size, trainer.state.global_step
-
-    theirs, ours = both(run)
-    assert theirs == ([9, 8, 7, 6, 6, 6], 6, 3)
-    assert ours == ([9, 5, 4, 5, 4, 3, 3], 5, 3)  # 24 examples: the third update of an epoch has 6
-
-
 def test_labels_of_multi_label_model_are_not_smoothed(assert_same_runs):
     def run(library):
         model = bert_classifier(labels=3)

@@ -16,6 +16,7 @@ from mps_trainer.fit.remedies import remedies_for
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from mps_trainer.simulator import SimulationCallback
 from tests.conftest import assert_same_weights, logged, weights
+from tests.libraries.tiny import runs
 from tests.tiny import tiny
 
 pytestmark = [
@@ -27,7 +28,7 @@ pytestmark = [
 
 KINDS = {"adamw_torch_8bit": "AdamW8bit", "adamw_torch_4bit": "AdamW4bit"}
 STEPS = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 3e-3, "weight_decay": 0.1}
-WORDS, LENGTH = 512, 16
+WORDS = 512
 
 
 @pytest.fixture(autouse=True)
@@ -47,18 +48,11 @@ def llama(dtype: torch.dtype = torch.float32) -> Any:
     return tiny("LlamaForCausalLM", **SIZES, vocab_size=WORDS).to(dtype)
 
 
-def texts(count: int) -> list[dict[str, Any]]:
-    """Returns runs of consecutive tokens."""
-    starts = torch.randint(1, 100, (count,), generator=torch.Generator().manual_seed(0)).tolist()
-    rows = [list(range(start, start + LENGTH)) for start in starts]
-    return [{"input_ids": row, "labels": row} for row in rows]
-
-
 @pytest.fixture
 def trainer_of(make_args, tmp_path):
     def make(optim: str = "adamw_torch_8bit", name: str = "run", model: Any = None, **settings: Any) -> Trainer:
         args = make_args(output_dir=str(tmp_path / name), optim=optim, **{**STEPS, **settings})
-        return Trainer(llama() if model is None else model, args, train_dataset=texts(64))
+        return Trainer(llama() if model is None else model, args, train_dataset=runs(64, 16))
 
     return make
 
@@ -142,7 +136,7 @@ def test_checkpoints_resume_in_transformers_and_back(trainer_of, tmp_path, monke
     def theirs(name: str) -> transformers.Trainer:
         more = {"optim": "adamw_torch_8bit", "logging_steps": 1, "disable_tqdm": True, "report_to": "none"}
         args = transformers.TrainingArguments(str(tmp_path / name), **{**STEPS, **settings, **more})
-        return transformers.Trainer(llama(), args, train_dataset=texts(64))
+        return transformers.Trainer(llama(), args, train_dataset=runs(64, 16))
 
     other = theirs("theirs")
     other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
@@ -234,7 +228,7 @@ def test_optimizer_of_the_class_is_uncompiled_too(trainer_of, make_args, device)
     trainer = Trainer(
         llama(),
         make_args(max_steps=2),
-        train_dataset=texts(16),
+        train_dataset=runs(16, 16),
         optimizer_cls_and_kwargs=(torchao.optim.AdamW8bit, {"lr": 1e-3}),
     )
     trainer.train()

@@ -13,6 +13,7 @@ import transformers
 
 from mps_trainer import Trainer
 from tests.conftest import assert_same_weights, logged, weights
+from tests.libraries.tiny import runs
 from tests.tiny import tiny
 
 missing = [name for name in ("bitsandbytes", "peft") if importlib.util.find_spec(name) is None]
@@ -62,19 +63,11 @@ def adapted(model: Any, **settings: Any) -> Any:
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **given))
 
 
-def texts(count: int) -> list[dict[str, Any]]:
-    """Returns runs of consecutive tokens."""
-    starts = torch.randint(1, 100, (count,), generator=torch.Generator().manual_seed(0)).tolist()
-    return [
-        {"input_ids": list(range(start, start + 12)), "labels": list(range(start, start + 12))} for start in starts
-    ]
-
-
 @pytest.fixture
 def trainer_of(make_args, tmp_path):
     def make(model: Any, name: str = "run", **settings: Any) -> Trainer:
         args = make_args(output_dir=str(tmp_path / name), **{**STEPS, **settings})
-        return Trainer(model, args, train_dataset=texts(32), eval_dataset=texts(4))
+        return Trainer(model, args, train_dataset=runs(32, 12), eval_dataset=runs(4, 12))
 
     return make
 
@@ -82,7 +75,7 @@ def trainer_of(make_args, tmp_path):
 def logits(model: Any) -> torch.Tensor:
     """Returns the logits of a text, on the CPU in float32."""
     model.eval()
-    ids = torch.tensor([texts(1)[0]["input_ids"]], device=model.device)
+    ids = torch.tensor([runs(1, 12)[0]["input_ids"]], device=model.device)
     with torch.no_grad():
         return model(input_ids=ids).logits.float().cpu()
 
@@ -138,7 +131,7 @@ def test_adapter_is_merged_saved_and_loaded(kind, folder, trainer_of, tmp_path, 
     whole = PeftModel.from_pretrained(load(folder, None), tmp_path / "run" / "checkpoint-4").merge_and_unload()
     whole.save_pretrained(tmp_path / "whole")
     predicting = trainer_of(load(tmp_path / "whole", None), "predicting")
-    difference = torch.from_numpy(predicting.predict(texts(1)).predictions) - trained
+    difference = torch.from_numpy(predicting.predict(runs(1, 12)).predictions) - trained
     assert difference.abs().max() < 0.3 * largest
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
@@ -17,6 +18,13 @@ TEMPLATE = (
     "{% else %}{{ 'Question: ' + message['content'] + '\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Answer: ' }}{% endif %}"
 )
+
+
+def runs(count: int, length: int) -> list[dict[str, Any]]:
+    """Returns runs of consecutive tokens, for a language model."""
+    starts = torch.randint(1, 100, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [list(range(start, start + length)) for start in starts]
+    return [{"input_ids": row, "labels": row} for row in rows]
 
 
 def chats() -> list[Chat]:

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from mps_trainer import Trainer
-from tests.conftest import logged, weights
+from tests.conftest import callback, logged, weights
 
 pytestmark = pytest.mark.every_device
 CLIP = 0.05
@@ -18,13 +17,9 @@ def norm_of(model):
 @pytest.mark.parametrize("event", ["on_pre_optimizer_step", "on_optimizer_step"])
 def test_a_callback_sees_them_clipped_and_nothing_else_changes(make_trainer, event):
     norms = []
-
-    class Watcher(TrainerCallback):
-        pass
-
-    setattr(Watcher, event, lambda self, args, state, control, model=None, **kwargs: norms.append(norm_of(model)))
+    watcher = callback(**{event: lambda model, **_: norms.append(norm_of(model))})
     runs = []
-    for callbacks in ([], [Watcher]):
+    for callbacks in ([], [watcher]):
         runs.append(make_trainer({"callbacks": callbacks}, max_steps=4, max_grad_norm=CLIP))
         runs[-1].train()
     assert norms == pytest.approx([CLIP] * 4, rel=1e-4)
@@ -37,15 +32,9 @@ def test_parameters_that_the_optimizer_does_not_have_count_in_the_norm_as_in_tor
     model = make_model()
     optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
     seen = []
-
-    class Watcher(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            seen.append(model.hidden.weight.grad)
-
-    trainer = make_trainer(
-        {"model": model, "optimizers": (optimizer, None), "callbacks": [Watcher]}, max_steps=2, max_grad_norm=CLIP
-    )
-    trainer.train()
+    watcher = callback(on_step_end=lambda **_: seen.append(model.hidden.weight.grad))
+    given = {"model": model, "optimizers": (optimizer, None), "callbacks": [watcher]}
+    make_trainer(given, max_steps=2, max_grad_norm=CLIP).train()
     assert seen == [None, None]
 
 
@@ -95,36 +84,27 @@ def test_a_subclass_that_looks_at_the_norm_sees_it_clipped(make_trainer):
 def test_a_function_in_the_place_of_the_step_sees_them_clipped(make_trainer):
     norms = []
 
-    class Wrapper(TrainerCallback):
-        def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-            step = optimizer.step
+    def wrap(model, optimizer, **_):
+        step = optimizer.step
+        optimizer.step = lambda *args, **kwargs: norms.append(norm_of(model)) or step(*args, **kwargs)
 
-            def wrapped(*args, **kwargs):
-                norms.append(norm_of(model))
-                return step(*args, **kwargs)
-
-            optimizer.step = wrapped
-
-    make_trainer({"callbacks": [Wrapper]}, max_steps=2, max_grad_norm=CLIP).train()
+    make_trainer({"callbacks": [callback(on_train_begin=wrap)]}, max_steps=2, max_grad_norm=CLIP).train()
     assert norms == pytest.approx([CLIP] * 2, rel=1e-4)
 
 
 def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(make_trainer, make_model):
     seen = []
 
-    class Thaw(TrainerCallback):
-        def on_step_begin(self, args, state, control, model=None, **kwargs):
-            model.hidden.requires_grad_(state.global_step >= 1)
-
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            seen.append(model.hidden.weight.grad)
-
+    thaws = callback(
+        on_step_begin=lambda model, state, **_: model.hidden.requires_grad_(state.global_step >= 1),
+        on_step_end=lambda model, **_: seen.append(model.hidden.weight.grad),
+    )
     runs = []
     for optim in ("adamw_torch_fused", "adamw_torch"):  # the second is clipped by torch
         model = make_model()
         model.hidden.requires_grad_(False)
         settings = {"max_steps": 3, "max_grad_norm": CLIP, "logging_steps": 1, "optim": optim}
-        runs.append(make_trainer({"model": model, "callbacks": [Thaw]}, **settings))
+        runs.append(make_trainer({"model": model, "callbacks": [thaws]}, **settings))
         runs[-1].train()
     assert seen == [None] * 6
     assert logged(runs[0], "grad_norm") == pytest.approx(logged(runs[1], "grad_norm"), rel=1e-5)

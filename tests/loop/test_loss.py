@@ -1,15 +1,11 @@
 """The loss of a model's outputs, and its part in the loss of an update, in one process and in several."""
 
-from __future__ import annotations
-
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM, T5Config
-from transformers import T5ForConditionalGeneration as T5
 
 from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
@@ -25,6 +21,7 @@ from mps_trainer.loop.loss import (
 )
 from mps_trainer.loop.run import TrainingRun
 from mps_trainer.utils.overrides import Overrides
+from tests.tiny import tiny
 
 LOSS = torch.tensor(0.5)
 
@@ -58,14 +55,30 @@ def test_first_output_that_is_no_single_number_is_refused():
         )
 
 
-def test_items_are_the_labels_that_are_not_ignored():
-    labels = torch.tensor([[-100, 5, 6], [7, -100, -100]])
-    assert count_items({"labels": labels}, [], shifted=False) == 3
-    assert count_items({"labels": labels}, [], shifted=True) == 2  # the first label of a row is no target
-    assert count_items({"labels": torch.zeros(4)}, [], shifted=False) == 4
-    assert count_items({"target": labels}, ["target"], shifted=False) == 3
-    assert count_items({"x": labels}, [], shifted=False) == 2  # examples
-    assert count_items([labels], [], shifted=False) is None
+LABELLED, ROWS = torch.tensor([[-100, 5, 6], [7, -100, -100]]), torch.zeros(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "names", "shifted", "expected"),
+    [
+        ({"labels": LABELLED}, [], False, 3),
+        ({"labels": LABELLED}, [], True, 2),  # the first label of a row is no target
+        ({"labels": torch.tensor([1, -100])}, [], True, 1),  # flat ones are not shifted
+        ({"labels": torch.zeros(4)}, [], False, 4),
+        ({"target": LABELLED}, ["target"], False, 3),
+        ({"second": torch.tensor([1, -100])}, ["first", "second"], False, 1),
+        ({"labels": torch.tensor([1, 1, 1]), "first": ROWS}, ["first"], False, 3),
+        ([LABELLED], [], False, None),
+        # examples
+        ({"x": LABELLED}, [], False, 2),
+        ({"labels": [0, 1, 1], "x": ROWS}, [], False, 3),
+        ({"labels": torch.zeros(5, 4, device="meta"), "x": ROWS}, [], False, 5),
+    ],
+)
+def test_items_are_the_labels_that_are_not_ignored_or_examples_where_those_cannot_be_read(
+    batch, names, shifted, expected
+):
+    assert count_items(batch, names, shifted) == expected
 
 
 def test_batches_weigh_by_their_items():
@@ -76,19 +89,12 @@ def test_batches_weigh_by_their_items():
     assert divisors([0, 0]) == [2.0, 2.0]
 
 
-def small(kind):
-    if kind is T5:
-        return T5(T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
-    config = LlamaConfig if kind is LlamaForCausalLM else BertConfig
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return kind(config(vocab_size=20, **sizes))
-
-
 @pytest.mark.parametrize(
-    ("kind", "expected"), [(LlamaForCausalLM, True), (T5, False), (BertForSequenceClassification, False)]
+    ("kind", "expected"),
+    [("LlamaForCausalLM", True), ("T5ForConditionalGeneration", False), ("BertForSequenceClassification", False)],
 )
 def test_a_causal_language_model_predicts_the_next_token(kind, expected):
-    model = small(kind)
+    model = tiny(kind)
     assert shifts_labels(model) is expected
     assert predicts_next_token(model) is expected
     assert predicts_next_token(SimpleNamespace(_orig_mod=model)) is expected  # compiled
@@ -116,15 +122,6 @@ def test_items_of_an_update_are_the_labels_of_all_its_batches_that_count():
     assert items_of([whole, {"x": labels}], shifted=False) is None
     assert items_of([whole, [labels]], shifted=False) is None
     assert items_of([{"labels": [1, 2]}], shifted=False) is None
-
-
-def test_labels_that_are_no_tensor_or_not_in_host_memory_count_as_examples():
-    rows = torch.zeros(3, 2)
-    assert count_items({"labels": [0, 1, 1], "x": rows}, [], shifted=False) == 3
-    assert count_items({"labels": torch.zeros(5, 4, device="meta"), "x": rows}, [], shifted=False) == 5
-    assert count_items({"second": torch.tensor([1, -100])}, ["first", "second"], shifted=False) == 1
-    assert count_items({"labels": torch.tensor([1, 1, 1]), "first": rows}, ["first"], shifted=False) == 3
-    assert count_items({"labels": torch.tensor([1, -100])}, [], shifted=True) == 1  # flat ones are not shifted
 
 
 def stub(**settings):
@@ -198,7 +195,7 @@ def test_a_model_that_only_looks_at_the_items_does_not_use_them():
 
 def test_a_model_of_transformers_gets_a_plain_number_from_the_host_and_the_tensor_from_a_device():
     given = []
-    model = small(LlamaForCausalLM)
+    model = tiny("LlamaForCausalLM")
     inner = model.forward
     model.forward = lambda *args, num_items_in_batch=None, **kwargs: (
         given.append(num_items_in_batch),
@@ -246,98 +243,108 @@ class Others:
         return answer
 
 
-@pytest.fixture
-def among(make_trainer, monkeypatch):
-    """Makes a Trainer that believes to be one of several processes."""
-
-    def make(others: Others, trainer=None, **settings):
-        trainer = make_trainer(trainer, **settings)
-        monkeypatch.setattr(trainer, "_mt_processes", others)
-        return trainer
-
-    return make
+def among(others, average=True, overrides=(), **settings):
+    """Returns the loss of an update in one of several processes."""
+    args = SimpleNamespace(average_tokens_across_devices=average)
+    trainer = stub(args=args, _mt_processes=others, _mt_overrides=Overrides(overrides), **settings)
+    loss = UpdateLoss(trainer)
+    vars(trainer).setdefault("_get_num_items_in_batch", lambda batches, device: loss.items(batches))
+    return loss
 
 
 def batch(*labels: int) -> dict[str, torch.Tensor]:
     return {"labels": torch.tensor(labels)}
 
 
-def divisors_of(trainer, *batches):
-    return [None if each is None else float(each) for each in trainer._mt_loss.divisors(list(batches))]
-
-
-def test_the_average_over_processes_is_the_mean_over_the_items_of_all(among):
+def test_the_average_over_processes_is_the_mean_over_the_items_of_all():
     others = Others(theirs=[0, 6, 2])  # unknown, items, batches
-    found = among(others)._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)])
+    found = among(others).divisors([batch(1, 1, 1), batch(1, -100)])
     assert (others.asked, others.awaited) == (1, 0)  # the answer travels while the forward pass runs
     assert [float(each) for each in found] == [10 / (3 * 2), 10 / (1 * 2)]
 
 
-def test_a_batch_with_items_counts_as_any_other_if_another_process_cannot_count(among):
-    others = Others(theirs=[1, 7, 2])
-    assert divisors_of(among(others), batch(1, 1, 1), batch(1)) == [4 / 2, 4 / 2]
-
-
-@pytest.mark.parametrize("theirs", [[1, 0, 2], [0, 0, 2]])
-def test_batches_count_the_same_where_one_process_cannot_count_or_none_has_an_item(among, theirs):
-    mine = [batch(-100), batch(-100, -100)]
-    assert among(Others(theirs=theirs))._mt_loss.divisors(mine) == [4 / (1 * 2), 4 / (1 * 2)]
-
-
-def test_each_process_weighs_for_itself_if_it_is_asked_to(among):
+def test_each_process_weighs_for_itself_and_counts_its_own_items_if_it_is_asked_to():
     others = Others()
-    trainer = among(others, average_tokens_across_devices=False)
-    assert trainer._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+    loss = among(others, average=False)
+    assert loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+    assert items(loss, batch(1, 1, 1)) == 3
     assert others.asked == 0
 
 
-def test_a_batch_without_items_has_no_share(among):
-    assert divisors_of(among(Others(theirs=[0, 2, 1])), batch(-100, -100), batch(1, 1)) == [None, 4 / (2 * 2)]
+@pytest.fixture
+def padded(monkeypatch):
+    """Begins an update in which the last batch of `count` is another process's, and so is the first of the next."""
+    monkeypatch.setattr(losses, "distributed_sampler", lambda loader: loader.share)
+
+    def start(loss, count):
+        share = SimpleNamespace(padding_batches=[4 + count - 1, 4 + count])
+        loss.start_run(SimpleNamespace(share=share))
+        loss.start_update(4)
+
+    return start
 
 
-def items(trainer, *batches):
-    return trainer.get_batch_samples(iter(batches), len(batches), trainer.args.device)[1]
+@pytest.mark.parametrize(
+    ("theirs", "mine", "is_padded", "expected"),
+    [
+        # another process cannot count
+        ([1, 7, 2], [batch(1, 1, 1), batch(1)], False, [4 / 2, 4 / 2]),
+        ([1, 0, 2], [batch(-100), batch(-100, -100)], False, [4 / (1 * 2), 4 / (1 * 2)]),
+        ([1, 0, 2], [batch(-100), batch(-100)], True, [3 / (1 * 2), None]),
+        # none has an item
+        ([0, 0, 2], [batch(-100), batch(-100, -100)], False, [4 / (1 * 2), 4 / (1 * 2)]),
+        # a batch has none, or is another process's
+        ([0, 2, 1], [batch(-100, -100), batch(1, 1)], False, [None, 4 / (2 * 2)]),
+        ([0, 5, 2], [batch(1, 1, 1), batch(1, 1)], True, [8 / (3 * 2), None]),
+    ],
+)
+def test_batches_that_cannot_be_counted_count_the_same_and_those_without_items_have_no_share(
+    padded, theirs, mine, is_padded, expected
+):
+    loss = among(Others(theirs))
+    if is_padded:
+        padded(loss, len(mine))
+    assert [each and float(each) for each in loss.divisors(mine)] == expected
 
 
-def test_items_are_summed_over_all_processes(among):
-    others = Others(theirs=[5.0, 0, 1])
-    trainer = among(others)
-    assert items(trainer, batch(1, 1, 1)) is None  # nobody asks for them
+def items(loss, *batches):
+    cpu = torch.device("cpu")
+    return loss.items_of_all(loss.trainer._get_num_items_in_batch(batches, cpu), batches, cpu)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "expected"),
+    [
+        ([5.0, 0, 1], batch(1, 1, 1), torch.tensor(8)),
+        ([5.0, 1, 1], batch(1, 1, 1), None),  # of another process they are unknown
+        ([5.0, 0, 1], {"x": torch.ones(3)}, None),
+    ],
+)
+def test_items_are_summed_over_all_processes_if_they_are_known_and_asked_for(theirs, mine, expected):
+    assert items(among(Others(theirs)), mine) == expected
+    others = Others(theirs)
+    assert items(among(others, model_accepts_loss_kwargs=False), mine) is None
     assert others.asked == 0
-    trainer.model_accepts_loss_kwargs = True
-    assert torch.equal(items(trainer, batch(1, 1, 1)), torch.tensor(8))
-
-
-def test_items_are_unknown_if_one_process_does_not_know_them(among):
-    trainer = among(Others(theirs=[5.0, 1, 1]))
-    trainer.model_accepts_loss_kwargs = True
-    assert items(trainer, batch(1, 1, 1)) is None
-    trainer = among(Others(theirs=[5.0, 0, 1]))
-    trainer.model_accepts_loss_kwargs = True
-    assert items(trainer, {"x": torch.ones(3)}) is None
 
 
 @pytest.mark.parametrize("theirs", [0, 1])
-def test_items_are_asked_for_until_no_process_uses_them(among, theirs):
+def test_items_are_asked_for_until_no_process_uses_them(theirs):
     others = Others(theirs=[0.0, 1, theirs])
-    trainer = among(others)
-    trainer.model_accepts_loss_kwargs = True
-    items(trainer, batch(1))
+    loss = among(others)
+    items(loss, batch(1))
     assert others.asked == 1  # this process may use them until its first loss
-    trainer._mt_loss.model_uses_items = False
-    items(trainer, batch(1))
-    items(trainer, batch(1))
+    loss.model_uses_items = False
+    items(loss, batch(1))
+    items(loss, batch(1))
     assert others.asked == 2 + theirs
 
 
-def test_items_are_asked_for_again_from_the_step_on_in_which_a_callback_sets_a_loss(among):
-    others = Others(theirs=[5.0, 0, 0])
-    trainer = among(others)
-    trainer.model_accepts_loss_kwargs = True
-    trainer._mt_loss._all_ignore_items = True
-    assert items(trainer, batch(1, 1, 1)).item() == 3
-    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: None
-    assert items(trainer, batch(1, 1, 1)).item() == 8
+def test_items_are_asked_for_again_from_the_step_on_in_which_a_callback_sets_a_loss():
+    loss = among(Others(theirs=[5.0, 0, 0]))
+    loss._all_ignore_items = True
+    assert items(loss, batch(1, 1, 1)) == 3
+    loss.trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: None
+    assert items(loss, batch(1, 1, 1)) == 8
 
 
 def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
@@ -348,21 +355,13 @@ def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
 
 
 @pytest.mark.parametrize("name", ["_get_num_items_in_batch", "compute_loss"])
-def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(among, name):
+def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(name):
     others = Others(theirs=[5.0, 0, 0])
-    kind = type("Own", (Trainer,), {name: lambda self, *_: torch.tensor(3)})
-    trainer = among(others, trainer={"kind": kind})
-    trainer.model_accepts_loss_kwargs = True
-    trainer._mt_loss.model_uses_items = False
+    loss = among(others, overrides=[name], _get_num_items_in_batch=lambda *_: torch.tensor(3))
+    loss.model_uses_items = False
     for asked in (1, 2):
-        assert items(trainer, batch(1, 1, 1)).item() == 8
+        assert items(loss, batch(1, 1, 1)) == 8
         assert others.asked == asked
-
-
-def test_items_stay_those_of_this_process_if_it_is_asked_to(among):
-    trainer = among(Others(), average_tokens_across_devices=False)
-    trainer.model_accepts_loss_kwargs = True
-    assert torch.equal(items(trainer, batch(1, 1, 1)), torch.tensor(3))
 
 
 class Counts(nn.Module):
@@ -380,27 +379,6 @@ class Counts(nn.Module):
             return {"logits": logits}
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         return {"loss": loss / (len(labels) if num_items_in_batch is None else num_items_in_batch), "logits": logits}
-
-
-def test_a_smoothed_loss_is_normalised_over_the_items_of_the_update_where_the_model_takes_them(make_trainer):
-    trainer = make_trainer({"model": Counts()}, label_smoothing_factor=0.2)
-    assert trainer.model_accepts_loss_kwargs
-    inputs = {"x": torch.randn(4, 4), "labels": torch.tensor([0, 1, 1, -100])}
-    logits = trainer.model(inputs["x"])["logits"]
-    total = nn.functional.cross_entropy(logits, inputs["labels"], label_smoothing=0.2, reduction="sum")
-    for items, divisor in ((12, 12), (None, 3)):
-        loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=items)
-        torch.testing.assert_close(loss, total / divisor)
-        assert trainer._mt_loss.is_normalised(items) is (items is not None)
-
-
-def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items(make_trainer):
-    trainer = make_trainer(label_smoothing_factor=0.2)
-    inputs = {"x": torch.randn(4, 4), "labels": torch.tensor([0, 1, 1, 0])}
-    logits = trainer.model.eval()(inputs["x"])["logits"]
-    loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=12)
-    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, inputs["labels"], label_smoothing=0.2))
-    assert not trainer._mt_loss.is_normalised(12)
 
 
 def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
@@ -423,25 +401,6 @@ class Divides(Trainer):
         return model(**inputs)["loss"] / num_items_in_batch
 
 
-class Hands(Divides):
-    """Hands everything on, without a name for it."""
-
-    def compute_loss(self, *args, **kwargs):
-        return Divides.compute_loss(self, *args, **kwargs)
-
-
-class Measures(OwnLoss):
-    """Uses the number in its own words, inside another function."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return (lambda loss: loss / num_items_in_batch)(model(**inputs)["loss"])
-
-
-class Ignores(Divides):
-    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
-        return model(**inputs)["loss"]
-
-
 class Inherits(Divides):
     """Leaves the loss to the Trainer, and the number to the model."""
 
@@ -452,7 +411,7 @@ class Inherits(Divides):
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize(
     ("kind", "ignores"),
-    [(Divides, False), (Hands, False), (Measures, False), (Inherits, False), (Ignores, True), (OwnLoss, True)],
+    [(Divides, False), (Inherits, False), (OwnLoss, True)],
 )
 def test_a_run_warns_once_of_a_loss_that_ignores_the_number_of_items(make_trainer, kind, ignores, accumulation):
     settings = {"max_steps": 2, "gradient_accumulation_steps": accumulation}
@@ -508,9 +467,8 @@ class TestWithoutATrainer:
 
     @pytest.mark.parametrize(("accepted", "normalises"), [(True, True), (False, True), (True, False)])
     def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(self, monkeypatch, accepted, normalises):
-        monkeypatch.setattr(
-            losses, "_SMOOTHER_NORMALISES", normalises
-        )  # False in the first releases of transformers 5
+        # False in the first releases of transformers 5
+        monkeypatch.setattr(losses, "_SMOOTHER_NORMALISES", normalises)
         given, both = [], accepted and normalises
 
         def smoother(outputs, labels, shift_labels, num_items_in_batch=None):
@@ -578,45 +536,14 @@ class TestWithoutATrainer:
             assert UpdateLoss(stub(_mt_overrides=overrides, **settings)).items_for_compute_loss(items) is items
 
 
-def start_update_with_padding(trainer, count):
-    """Begins an update in which the last batch of `count` is another process's, and so is the first of the next."""
-    loader = SimpleNamespace(share=SimpleNamespace(padding_batches=[4 + count - 1, 4 + count]))
-    trainer._mt_loss.start_run(loader)
-    trainer._mt_loss.start_update(4)
-
-
-@pytest.fixture
-def padded(monkeypatch):
-    monkeypatch.setattr(losses, "distributed_sampler", lambda loader: loader.share)
-    return start_update_with_padding
-
-
-def test_a_batch_of_another_process_counts_there(among, padded):
-    trainer = among(Others(theirs=[0, 5, 2]))
-    padded(trainer, 2)
-    assert divisors_of(trainer, batch(1, 1, 1), batch(1, 1)) == [8 / (3 * 2), None]
-
-
-def test_batches_that_count_the_same_leave_out_those_of_another_process(among, padded):
-    trainer = among(Others(theirs=[1, 0, 2]))
-    padded(trainer, 2)
-    assert trainer._mt_loss.divisors([batch(-100), batch(-100)]) == [3 / (1 * 2), None]
-
-
-def test_items_of_an_update_leave_out_those_of_another_process(among, padded):
-    trainer = among(Others(theirs=[5.0, 0, 1]))
+def test_items_of_an_update_leave_out_those_of_another_process(make_trainer, monkeypatch, padded):
+    trainer = make_trainer()
+    monkeypatch.setattr(trainer, "_mt_processes", Others(theirs=[5.0, 0, 1]))
     trainer.model_accepts_loss_kwargs = True
-    padded(trainer, 2)
+    padded(trainer._mt_loss, 2)
     batches, items = trainer.get_batch_samples(iter([batch(1, 1, 1), batch(1, 1), batch(1)]), 2, torch.device("cpu"))
     assert len(batches) == 2
     assert items.item() == 8
-    padded(trainer, 1)
+    padded(trainer._mt_loss, 1)
     _, items = trainer.get_batch_samples(iter([batch(1, 1)]), 1, torch.device("cpu"))
     assert items.item() == 5  # none of its own
-
-
-def test_items_are_counted_for_one_process_alone(make_trainer):
-    trainer = make_trainer({"model": Counts()})
-    batches, items = trainer.get_batch_samples(iter([batch(1, 1, -100), batch(1)]), 4, torch.device("cpu"))
-    assert len(batches) == 2
-    assert items.item() == 3

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from mps_trainer import Trainer
 from mps_trainer.data.split import split
 from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
-from tests.conftest import Classifier, assert_same_weights, examples, logged, weights
+from tests.conftest import Classifier, assert_same_weights, callback, examples, logged, weights
 
 MESSAGES = {
     "mps": "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 1.00 MiB, max allowed: 1.00 GiB).",
@@ -39,7 +39,10 @@ class Raises(torch.autograd.Function):
 
 
 class Hungry(Classifier):
-    """Has memory for `fits` examples. When it runs out, the gradients of its head exist already."""
+    """Has memory for `fits` examples, or for `fits(number, rows)` in a batch by its number and rows.
+
+    When it runs out, the gradients of its head exist already.
+    """
 
     def __init__(self, fits=10**9, error=None):
         torch.manual_seed(0)
@@ -48,8 +51,9 @@ class Hungry(Classifier):
         self.sizes = []
 
     def logits(self, x):
+        fits = self.fits(len(self.sizes), len(x)) if callable(self.fits) else self.fits
         self.sizes.append(len(x))
-        return self.head(self.norm(Raises.apply(torch.tanh(self.hidden(x)), self.fits, self.error)))
+        return self.head(self.norm(Raises.apply(torch.tanh(self.hidden(x)), fits, self.error)))
 
     def forward(self, x, labels=None):
         logits = self.logits(x)
@@ -114,14 +118,8 @@ def test_message_of_each_allocator_is_understood(train, kind):
 
 
 def test_only_the_failed_update_is_repeated(train):
-    class Grows(Hungry):
-        """Has less memory from the fourth batch on."""
-
-        def logits(self, x):
-            self.fits = 8 if len(self.sizes) < 3 else 4
-            return super().logits(x)
-
-    assert train(Grows(), max_steps=5).model.sizes == [8, 8, 8, 8, 4, 4, 4, 4]
+    model = Hungry(lambda number, rows: 8 if number < 3 else 4)
+    assert train(model, max_steps=5).model.sizes == [8, 8, 8, 8, 4, 4, 4, 4]
 
 
 class Silent(Trainer):
@@ -148,34 +146,21 @@ def test_parts_of_a_batch_do_not_add_up_to_a_larger_loss_if_a_subclass_ignores_t
 
 
 def test_short_last_batch_is_halved(train):
-    class EndsScarce(Hungry):
-        def logits(self, x):
-            self.fits = 8 if len(x) == 8 else 1
-            return super().logits(x)
-
-    trainer = train(EndsScarce(), {"train_dataset": examples(11)}, num_train_epochs=1)
-    assert trainer.model.sizes == [8, 3, 2, 1, 1, 1]
+    model = Hungry(lambda number, rows: 8 if rows == 8 else 1)
+    train(model, {"train_dataset": examples(11)}, num_train_epochs=1)
+    assert model.sizes == [8, 3, 2, 1, 1, 1]
 
 
 def test_repeated_update_is_counted_once(train):
     class Reads(Hungry):
-        """Runs out of memory at the second batch of an update."""
-
         main_input_name = "x"
-
-        def __init__(self, is_scarce):
-            super().__init__()
-            self.is_scarce = is_scarce
 
         def num_parameters(self, exclude_embeddings=True):
             return 10
 
-        def logits(self, x):
-            self.fits = 4 if self.is_scarce and len(self.sizes) == 1 else 8
-            return super().logits(x)
-
     settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "include_num_input_tokens_seen": "all"}
-    enough, scarce = train(Reads(False), **settings), train(Reads(True), **settings)
+    enough = train(Reads(), **settings)
+    scarce = train(Reads(lambda number, rows: 4 if number == 1 else 8), **settings)  # in the middle of an update
     assert scarce.model.sizes == [8, 8, *[4] * 8]
     assert scarce.state.total_flos > 0
     assert scarce.state.num_input_tokens_seen > 0
@@ -269,11 +254,10 @@ def test_only_the_callback_that_ran_out_of_memory_is_called_again(train, caplog)
     [(MESSAGES["mps"], DeviceOutOfMemoryError, "one example"), ("another reason", RuntimeError, "another reason")],
 )
 def test_callback_that_fails_beside_one_example_or_otherwise_ends_the_run(make_trainer, message, kind, match):
-    class Fails(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            raise RuntimeError(message)
+    def fail(**_):
+        raise RuntimeError(message)
 
-    trainer = make_trainer({"callbacks": [Fails()]}, auto_find_batch_size=True, max_steps=2)
+    trainer = make_trainer({"callbacks": [callback(on_step_end=fail)]}, auto_find_batch_size=True, max_steps=2)
     with pytest.raises(kind, match=match):
         trainer.train()
     assert trainer.state.global_step == 1
@@ -378,10 +362,10 @@ def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, c
     model, settings = Hungry(16), {"auto_find_batch_size": True, "max_steps": 8}
     trainer = make_trainer({"model": model, "train_dataset": examples(count), "data_collator": pairs}, **settings)
 
-    def limit(*_, **__):
+    def limit(**_):
         trainer._mt_run.run_state.examples_at_a_time = 4  # as after a restart because of memory
 
-    trainer.add_callback(type("Limit", (TrainerCallback,), {"on_train_begin": limit}))
+    trainer.add_callback(callback(on_train_begin=limit))
     trainer.train()
     assert set(model.sizes) == {16} | ({8} if count == 36 else set())
     assert caplog.text.count("stays whole") == 1

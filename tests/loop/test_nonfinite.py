@@ -1,6 +1,5 @@
 """A loss or gradient norm that is no finite number: told at the next log, or with stop_on_nan the end of the run."""
 
-import logging
 import math
 import os
 
@@ -14,7 +13,7 @@ from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import NonFiniteLossError
 from mps_trainer.guards.numbers import OVERFLOWS
 from mps_trainer.simulator import SimulationCallback
-from tests.conftest import assert_same_weights, examples, logged, weights
+from tests.conftest import Stream, assert_same_weights, examples, logged, weights
 
 BAD = 17  # the row that makes the loss nan
 
@@ -63,10 +62,11 @@ class TestTelling:
         assert "lower learning_rate" in warning
         assert "stop_on_nan=True" in warning
 
-    def test_it_is_told_once_at_each_log(self, make_trainer, caplog):
-        trainer = make_trainer({"train_dataset": with_bad_row()}, max_steps=10, logging_steps=5)
+    @pytest.mark.parametrize(("settings", "times"), [({"logging_steps": 5}, 2), ({"logging_strategy": "no"}, 1)])
+    def test_it_is_told_once_at_each_log_or_at_the_end(self, make_trainer, caplog, settings, times):
+        trainer = make_trainer({"train_dataset": with_bad_row()}, max_steps=10, **settings)
         trainer.train()
-        assert len(warnings_of(caplog)) == 2
+        assert len(warnings_of(caplog)) == times
         assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # which logging_nan_inf_filter saw to
 
     def test_a_gradient_between_two_logs_is_told(self, make_trainer, make_model, caplog):
@@ -90,14 +90,6 @@ class TestTelling:
         assert warning.startswith("The gradient norm was inf at step 3 (")
         assert "such steps" not in warning
 
-    def test_a_healthy_run_says_nothing(self, make_trainer, caplog):
-        make_trainer(max_steps=4, logging_steps=2).train()
-        assert warnings_of(caplog) == []
-
-    def test_the_end_of_a_run_that_never_logged_tells(self, make_trainer, caplog):
-        make_trainer({"train_dataset": with_bad_row()}, max_steps=6, logging_strategy="no").train()
-        assert len(warnings_of(caplog)) == 1
-
     @pytest.mark.parametrize("strategy", ["sequential", "bucket_by_length"])
     def test_every_order_that_can_be_drawn_again_names_the_rows(self, make_trainer, caplog, strategy):
         rows = [{**row, "input_ids": [1] * (i % 7 + 1), "n": 1} for i, row in enumerate(with_bad_row())]
@@ -119,11 +111,7 @@ class TestTelling:
         assert len(named.split(", ")) == 8
 
     def test_a_stream_is_told_by_its_batches(self, make_trainer, caplog):
-        class Stream(IterableDataset):
-            def __iter__(self):
-                return iter(with_bad_row())
-
-        given = {"train_dataset": Stream()}
+        given = {"train_dataset": Stream(with_bad_row())}
         make_trainer(given, max_steps=4, gradient_accumulation_steps=2, per_device_train_batch_size=4).train()
         # row 17 is in batch 4, which with batch 5 makes step 3
         assert "The loss was nan at step 3 (" in warnings_of(caplog)[0]
@@ -141,7 +129,6 @@ class TestTelling:
 
         rows = [{"x": torch.full((4,), float(i)), "labels": 0} for i in range(40)]
         make_trainer({"kind": Recording, "train_dataset": rows}, **settings).train()
-        trainer = make_trainer({"train_dataset": rows}, **settings)
         told = {}
 
         class Asking(Trainer):
@@ -204,7 +191,7 @@ class TestStopping:
 
     @pytest.mark.parametrize("step", [1, 3, 6])  # 5 steps make an epoch
     def test_a_stream_resumes_in_the_epoch_in_which_it_was_stopped(self, make_trainer, tmp_path, step):
-        class Stream(IterableDataset):
+        class ByEpoch(IterableDataset):
             """Gives other rows in each epoch; those of one step may be bad."""
 
             def __init__(self, bad=False):
@@ -220,7 +207,7 @@ class TestStopping:
                 return iter(rows)
 
         def make(folder, bad):
-            return make_trainer({"train_dataset": Stream(bad)}, output_dir=str(tmp_path / folder), **self.SETTINGS)
+            return make_trainer({"train_dataset": ByEpoch(bad)}, output_dir=str(tmp_path / folder), **self.SETTINGS)
 
         whole, mended = make("whole", False), make("run", False)
         whole.train()
@@ -292,7 +279,7 @@ class TestStopping:
         assert find_checkpoints(trainer.args.output_dir) == [error.checkpoint]
         assert "The weights after step 4 are not finite either" in str(error)
 
-    def test_a_healthy_run_is_the_same_with_it(self, make_trainer):
+    def test_a_healthy_run_is_the_same_with_it_and_says_nothing(self, make_trainer, caplog):
         runs = []
         for stop in (False, True):
             runs.append(make_trainer(**{**self.SETTINGS, "stop_on_nan": stop}))
@@ -300,6 +287,7 @@ class TestStopping:
         assert_same_weights(*(weights(run.model) for run in runs))
         for key in ("loss", "grad_norm"):
             assert logged(runs[0], key) == logged(runs[1], key)
+        assert warnings_of(caplog) == []
 
 
 class Scaled(Trainer):
@@ -359,8 +347,3 @@ def test_an_order_that_nobody_can_draw_again_is_told_by_batches(make_trainer, ca
 
     make_trainer({"kind": Own, "train_dataset": with_bad_row()}, max_steps=5, logging_steps=5).train()
     assert "batch 2 of epoch 0, counted from 0" in warnings_of(caplog)[0]
-
-
-def test_the_setting_is_off_unless_it_is_asked_for(make_args):
-    assert make_args().stop_on_nan is False
-    assert logging.getLogger("mps_trainer").isEnabledFor(logging.WARNING)

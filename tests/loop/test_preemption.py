@@ -15,7 +15,7 @@ from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.loop.preemption import PreemptionHandler
 from mps_trainer.loop.run import TrainingRun
 from tests.checkpoints.test_resuming import without_times
-from tests.conftest import assert_same_weights, logged, weights
+from tests.conftest import assert_same_weights, callback, logged, weights
 from tests.guards.test_signals import default_handlers  # noqa: F401
 
 pytestmark = pytest.mark.every_device
@@ -74,27 +74,22 @@ WHERE = {
     "more", [{}, {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}], ids=["", "epochs"]
 )
 def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, tmp_path, where, more):
-    event, number, _ = where
+    event, number, step = where
     settings = {**SETTINGS, **more}
     listening = SignalAt(event, 0)  # who listens decides about how gradients are clipped
     whole = make_trainer({"callbacks": [listening]}, output_dir=str(tmp_path / "whole"), **settings)
     whole.train()
     stopped, ended = interrupted(make_trainer, SignalAt(event, number), **settings)
     assert ended.code == 143
+    assert find_checkpoints(stopped.args.output_dir)[-1].endswith(f"checkpoint-{stopped.state.global_step}")
+    if not more:  # the step is finished, and no more
+        assert stopped.state.global_step == step
     resumed = make_trainer({"callbacks": [listening]}, **settings)
     assert resumed.train(resume_from_checkpoint=True).global_step == 12
     assert_same_weights(weights(whole.model), weights(resumed.model))
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
     names = [os.path.basename(path) for path in find_checkpoints(resumed.args.output_dir)]
     assert set(names) == {"checkpoint-4", "checkpoint-8", "checkpoint-12", f"checkpoint-{stopped.state.global_step}"}
-
-
-@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE.keys())
-def test_the_step_is_finished_and_no_more(make_trainer, where):
-    event, number, step = where
-    trainer, _ = interrupted(make_trainer, SignalAt(event, number), **SETTINGS)
-    assert trainer.state.global_step == step
-    assert find_checkpoints(trainer.args.output_dir)[-1].endswith(f"checkpoint-{step}")
 
 
 class Drawing:
@@ -123,15 +118,20 @@ def test_a_collator_that_draws_draws_the_same_again(make_trainer, tmp_path, numb
     assert_same_weights(weights(whole.model), weights(resumed.model))
 
 
-def test_an_evaluation_is_left_and_not_waited_for(make_trainer):
-    trainer, _ = interrupted(make_trainer, SignalAt("on_prediction_step", 1), **SETTINGS)
-    assert trainer.state.global_step == 2
+@pytest.mark.parametrize("on_start", [False, True])
+def test_an_evaluation_is_left_and_not_waited_for(make_trainer, on_start):
+    trainer, ended = interrupted(make_trainer, SignalAt("on_prediction_step", 1), eval_on_start=on_start, **SETTINGS)
+    assert ended.code == 143
+    assert trainer.state.global_step == (0 if on_start else 2)
     assert logged(trainer, "eval_loss") == []
+    assert len(find_checkpoints(trainer.args.output_dir)) == (0 if on_start else 1)
 
 
-def test_an_interrupt_is_one_with_the_way_on(make_trainer):
-    trainer, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **SETTINGS)
+def test_an_interrupt_is_one_with_the_way_on_also_of_a_run_that_saves_nothing_else(make_trainer):
+    settings = {**SETTINGS, "save_strategy": "no"}
+    trainer, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **settings)
     folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
+    assert find_checkpoints(trainer.args.output_dir) == [folder]
     assert type(ended) is KeyboardInterrupt
     assert str(ended).startswith(f"Stopped after step 2 of 12 and saved {folder}. To resume: ")
     assert folder in str(ended).split("To resume: ")[1]
@@ -144,11 +144,6 @@ def test_the_way_on_of_a_command_has_its_settings_and_script(make_trainer, monke
     monkeypatch.setattr("mps_trainer.loop.preemption.script_takes_flags", lambda: True)
     _, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **SETTINGS)
     assert f"-m mps_trainer {words} --output_dir out --resume_from_checkpoint " in str(ended)
-
-
-def test_a_run_that_saves_nothing_is_saved_all_the_same(make_trainer):
-    trainer, _ = interrupted(make_trainer, SignalAt("on_step_end", 2), **{**SETTINGS, "save_strategy": "no"})
-    assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == ["checkpoint-2"]
 
 
 def test_without_save_on_signal_an_interrupt_is_pythons_own(make_trainer):
@@ -184,25 +179,17 @@ def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer,
 
 @pytest.mark.parametrize("step", [1, 7])
 def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer, tmp_path, step):
-    class Asks(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_save = state.global_step == step
+    def ask(state, control, **_):
+        control.should_save = state.global_step == step
 
     def make(folder):
-        parts = {"callbacks": [Asks()], "data_collator": Drawing()}
+        parts = {"callbacks": [callback(on_step_end=ask)], "data_collator": Drawing()}
         return make_trainer(parts, output_dir=str(tmp_path / folder), **{**SETTINGS, "save_strategy": "no"})
 
     whole, resumed = make("whole"), make("resumed")
     whole.train()
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert_same_weights(weights(whole.model), weights(resumed.model))
-
-
-def test_an_evaluation_before_the_first_step_is_left_as_well(make_trainer):
-    trainer, ended = interrupted(make_trainer, SignalAt("on_prediction_step", 1), eval_on_start=True, **SETTINGS)
-    assert ended.code == 143
-    assert (trainer.state.global_step, trainer.state.log_history) == (0, [])
-    assert find_checkpoints(trainer.args.output_dir) == []
 
 
 def test_an_evaluation_before_the_first_step_is_none_for_the_schedule(make_trainer):
@@ -263,35 +250,24 @@ def test_a_signal_after_the_best_weights_were_loaded_saves_none(make_trainer):
     assert [os.path.basename(each) for each in find_checkpoints(trainer.args.output_dir)][-1] == "checkpoint-8"
 
 
-@pytest.mark.parametrize(
-    ("size", "machines", "expected"),
-    [
-        (1, 1, []),
-        (4, 1, ["--nproc_per_node", "4"]),
-        (4, 2, ["--nnodes", "2", "--node_rank", "...", "--nproc_per_node", "2"]),
-    ],
-)
-def test_the_way_on_names_processes_and_machines(size, machines, expected):
-    trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
-    started = PreemptionHandler(trainer, None, None, None)._launcher(machines)
-    assert started == [sys.executable, *(["-m", "torch.distributed.run"] if size > 1 else []), *expected]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+MACS = {"RANK": "1", "MPS_TRAINER_COMMAND": "launch --hosts mac1.local,mac2.local train.py"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "machines", "expected"),
+    ("environ", "size", "machines", "expected"),
     [
-        ({"MLX_RANK": "1"}, 1, ["mlx.launch", "-n", "2", "--", sys.executable]),
-        ({"MLX_RANK": "1"}, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, 2, ["srun", "--nodes", "2", "--ntasks", "2", sys.executable]),
-        (
-            {"RANK": "1", "MPS_TRAINER_COMMAND": "launch --hosts mac1.local,mac2.local train.py"},
-            2,
-            [sys.executable, "-m", "mps_trainer", "launch", "--hosts", "mac1.local,mac2.local"],
-        ),
+        ({}, 1, 1, [sys.executable]),
+        ({}, 4, 1, [*TORCHRUN, "--nproc_per_node", "4"]),
+        ({}, 4, 2, [*TORCHRUN, "--nnodes", "2", "--node_rank", "...", "--nproc_per_node", "2"]),
+        ({"MLX_RANK": "1"}, 2, 1, ["mlx.launch", "-n", "2", "--", sys.executable]),
+        ({"MLX_RANK": "1"}, 2, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, 2, 2, ["srun", "--nodes", "2", "--ntasks", "2", sys.executable]),
+        (MACS, 2, 2, [sys.executable, "-m", "mps_trainer", "launch", "--hosts", "mac1.local,mac2.local"]),
     ],
 )
-def test_the_way_on_names_the_launcher_of_several_machines(monkeypatch, environ, machines, expected):
+def test_the_way_on_names_the_launcher_processes_and_machines(monkeypatch, environ, size, machines, expected):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=2))
+    trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
     assert PreemptionHandler(trainer, None, None, None)._launcher(machines) == expected

@@ -1,4 +1,4 @@
-"""The training loop: what it computes, what it tells, and that it does not wait for the device."""
+"""The training loop: what it computes, and what it tells."""
 
 import os
 import shutil
@@ -8,42 +8,42 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
-from transformers import TrainerCallback
+from torch.utils.data import DataLoader
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.distributed import Processes
 from mps_trainer.loop import run as run_module
 from mps_trainer.loop.rng import RunRng
 from mps_trainer.loop.run import TrainingRun
-from tests.conftest import assert_same_weights, examples, logged, weights
+from tests.conftest import Stream, assert_same_weights, callback, examples, logged, weights
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
 
 
-def plain_loop(model, data, *, steps, batch_size, accumulation, rate, decay, clip, seed):
+def plain_loop(model, data, args):
     """A training loop as people write it by hand."""
     no_decay = {"hidden.bias", "norm.weight", "norm.bias", "head.bias"}
     named = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(
         [
-            {"params": [p for n, p in named.items() if n not in no_decay], "weight_decay": decay},
+            {"params": [p for n, p in named.items() if n not in no_decay], "weight_decay": args.weight_decay},
             {"params": [p for n, p in named.items() if n in no_decay], "weight_decay": 0.0},
         ],
-        lr=rate,
+        lr=args.learning_rate,
         fused=True,
     )
+    steps, accumulation = args.max_steps, args.gradient_accumulation_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, (steps - step) / steps))
-    torch.manual_seed(seed)
+    torch.manual_seed(args.seed)
     model.train()
     done, epoch = 0, 0
     while done < steps:
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-        loader = DataLoader(data, batch_size=batch_size, sampler=order)
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(args.seed + epoch)).tolist()
+        loader = DataLoader(data, batch_size=args.per_device_train_batch_size, sampler=order)
         for i, batch in enumerate(loader, start=1):
             (model(**batch)["loss"] / accumulation).backward()
             if i % accumulation == 0:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
+                nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
@@ -55,27 +55,10 @@ def plain_loop(model, data, *, steps, batch_size, accumulation, rate, decay, cli
 
 
 def test_training_equals_a_plain_loop_weight_for_weight(make_trainer, make_model):
-    trainer = make_trainer(
-        max_steps=20,
-        gradient_accumulation_steps=2,
-        per_device_train_batch_size=5,
-        learning_rate=1e-2,
-        weight_decay=0.1,
-        max_grad_norm=0.05,
-        seed=7,
-    )
+    settings = {"max_steps": 20, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 5, "seed": 7}
+    trainer = make_trainer(**settings, learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05)
     trainer.train()
-    expected = plain_loop(
-        make_model(),
-        examples(40),
-        steps=20,
-        batch_size=5,
-        accumulation=2,
-        rate=1e-2,
-        decay=0.1,
-        clip=0.05,
-        seed=7,
-    )
+    expected = plain_loop(make_model(), examples(40), trainer.args)
     assert trainer.state.global_step == 20
     assert max(logged(trainer, "grad_norm")) > 0.05  # clipping had something to do
     # but for rounding: the norm is summed in another order, and gradients are divided by it, not multiplied
@@ -92,8 +75,7 @@ def test_accumulated_batches_give_the_step_of_one_large_batch(make_trainer, make
     small.train()
     large.train()
     assert logged(small, "loss") == pytest.approx(logged(large, "loss"), abs=1e-6)
-    for name, value in weights(small.model).items():
-        torch.testing.assert_close(value, weights(large.model)[name], rtol=0, atol=1e-5)
+    torch.testing.assert_close(weights(small.model), weights(large.model), rtol=0, atol=1e-5)
 
 
 def test_labels_of_another_name_weigh_the_same(make_trainer):
@@ -119,31 +101,6 @@ def test_labels_of_another_name_weigh_the_same(make_trainer):
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_nothing_on_the_step_path_reads_a_value_from_the_device(make_trainer, monkeypatch):
-    reads = []
-    for name in ("item", "tolist", "__float__", "__int__", "__bool__", "numpy", "cpu"):
-        original = getattr(torch.Tensor, name)
-
-        def counting(self, *args, _name=name, _original=original, **kwargs):
-            reads.append(_name)
-            return _original(self, *args, **kwargs)
-
-        monkeypatch.setattr(torch.Tensor, name, counting)
-    at_step = []
-
-    class Marks(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            at_step.append(len(reads))
-
-        def on_step_end(self, args, state, control, **kwargs):
-            at_step.append(len(reads))
-
-    make_trainer({"callbacks": [Marks()]}, max_steps=4, logging_steps=4).train()
-    begins, ends = at_step[::2], at_step[1::2]
-    assert begins == ends
-    assert len(reads) > ends[-1]  # the log reads, so the count counts
-
-
 def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_trainer):
     counts = []
 
@@ -162,51 +119,9 @@ def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_train
     assert logged(own, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-6)
 
 
-def test_callback_can_end_an_epoch(make_trainer):
-    class EndEpochs(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_epoch_stop = state.global_step % 2 == 0
-            return control
-
-    # 5 batches an epoch, of which two are used
-    assert make_trainer({"callbacks": [EndEpochs()]}, num_train_epochs=3).train().global_step == 6
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(examples(20))
-
-
-def test_stream_is_begun_anew_until_the_steps_are_done(make_trainer):
-    trainer = make_trainer({"train_dataset": Stream()}, max_steps=7)
-    assert trainer.train().global_step == 7
-
-
 def test_empty_stream_stops_with_a_warning(make_trainer, caplog):
-    class Empty(IterableDataset):
-        def __iter__(self):
-            return iter([])
-
-    assert make_trainer({"train_dataset": Empty()}, max_steps=7).train().global_step == 0
+    assert make_trainer({"train_dataset": Stream([])}, max_steps=7).train().global_step == 0
     assert "gave no batch in epoch 0" in caplog.text
-
-
-def test_equal_seeds_give_equal_weights(make_trainer):
-    runs = []
-    for seed in (1, 1, 2):
-        trainer = make_trainer(max_steps=5, seed=seed)
-        trainer.train()
-        runs.append(weights(trainer.model))
-    assert_same_weights(runs[0], runs[1])
-    assert not torch.equal(runs[0]["head.weight"], runs[2]["head.weight"])
-
-
-def test_model_init_makes_a_new_model_for_each_training(make_trainer, make_model):
-    trainer = make_trainer({"model_init": lambda: make_model()}, max_steps=3)
-    trainer.train()
-    first = weights(trainer.model)
-    trainer.train()
-    assert_same_weights(first, weights(trainer.model))
 
 
 @pytest.mark.parametrize(
@@ -224,15 +139,6 @@ def test_trainer_without_what_it_needs_is_refused(make_trainer, trainer, setting
 def test_training_without_a_dataset_is_refused(make_trainer):
     with pytest.raises(MisconfigurationException, match="give the Trainer a train_dataset"):
         make_trainer({"train_dataset": None}).train()
-
-
-def test_processes_that_cannot_train_together_do_not_train_apart_into_one_folder(make_trainer, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    # on the CPU for want of a place to meet, on mps for good
-    with pytest.raises(MisconfigurationException, match=r"cannot join the others.*MASTER_ADDR|without a launcher"):
-        make_trainer()
 
 
 def test_tokenizer_is_the_deprecated_name_of_processing_class(make_trainer):
@@ -261,17 +167,6 @@ def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, 
     run = TrainingRun(make_trainer(max_steps=5, **settings, **metric))
     run.trainer.state.global_step = step
     assert run.may_save() is expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"max_steps": 3, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, 48),
-        ({"num_train_epochs": 3, "per_device_train_batch_size": 16}, 120),  # of 40 examples
-    ],
-)
-def test_the_examples_of_the_plan_are_those_of_all_its_steps_or_epochs(make_trainer, settings, expected):
-    assert TrainingRun(make_trainer(**settings)).num_train_samples == expected
 
 
 def position(run):
@@ -305,33 +200,16 @@ def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
     assert (position(run), run.run_state.epoch_has_ended, run.run_state.postponed) == ((1, 2), True, [])
 
 
-@pytest.mark.parametrize("stop", [3, 5, 6])
-def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(make_trainer, tmp_path, stop):
-    settings = {"max_steps": 7, "save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 4}
-    whole = make_trainer({"train_dataset": Stream()}, output_dir=str(tmp_path / "whole"), **settings)
+@pytest.mark.parametrize(("strategy", "stop"), [("steps", 3), ("steps", 5), ("epoch", 5), ("steps", 6)])
+def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(make_trainer, tmp_path, strategy, stop):
+    settings = {"max_steps": 7, "save_strategy": strategy, "save_steps": 1, "per_device_train_batch_size": 4}
+    whole = make_trainer({"train_dataset": Stream(examples(20))}, output_dir=str(tmp_path / "whole"), **settings)
     whole.train()  # of 5 batches in an epoch
-    again = make_trainer({"train_dataset": Stream()}, output_dir=str(tmp_path / "again"), **settings)
+    again = make_trainer({"train_dataset": Stream(examples(20))}, output_dir=str(tmp_path / "again"), **settings)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{stop}"))
     assert_same_weights(weights(again.model), weights(whole.model))
     assert again.state.epoch == whole.state.epoch
-
-
-def test_losses_that_a_subclass_returns_may_be_changed_by_it_later(make_trainer):
-    class OneTensor(Trainer):
-        """Returns the same tensor for each batch."""
-
-        def training_step(self, model, inputs, num_items_in_batch=None):
-            loss = super().training_step(model, inputs, num_items_in_batch)
-            self.kept = loss if not hasattr(self, "kept") else self.kept.copy_(loss)
-            return self.kept
-
-    settings = {"max_steps": 6, "logging_steps": 3, "gradient_accumulation_steps": 2}
-    losses = []
-    for kind in (OneTensor, Trainer):
-        trainer = make_trainer({"kind": kind}, **settings)
-        trainer.train()
-        losses.append(logged(trainer, "loss"))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert again.state.global_step == whole.state.global_step == 7
 
 
 def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_is_told(make_trainer):
@@ -407,12 +285,7 @@ def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_substep_ends_with_each_batch_of_the_arguments_size_but_the_last(make_trainer, parts):
     ended = []
-
-    class Substeps(TrainerCallback):
-        def on_substep_end(self, args, state, control, **kwargs):
-            ended.append(state.global_step)
-
-    run = TrainingRun(make_trainer({"callbacks": [Substeps()]}))
+    run = TrainingRun(make_trainer({"callbacks": [callback(on_substep_end=lambda **_: ended.append(1))]}))
     run.batches_in_one = parts  # with length buckets, a batch of the arguments' size comes in several
     batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
     run.accumulate([batch] * 4, None, [4.0] * 4)
@@ -488,31 +361,22 @@ def test_without_skipping_data_a_resumed_epoch_begins_again(make_trainer, tmp_pa
     assert again.noted == ([row["labels"] for row in examples(40)[:8]],)
 
 
-def test_operations_are_counted_of_each_batch(make_trainer):
+def test_operations_are_counted_of_each_batch_and_the_accelerator_knows_the_last_of_an_update(make_trainer):
     trainer = make_trainer({"kind": NotesBatches}, max_steps=2, gradient_accumulation_steps=2)
+    _ = trainer.accelerator
     trainer.train()
+    assert trainer.synced == (False, True, False, True)
     assert trainer.counted == trainer.noted
     assert len(trainer.noted) == 4
     assert trainer.state.total_flos == 4 * 7
 
 
-def test_accelerator_knows_the_last_batch_of_an_update(make_trainer):
-    trainer = make_trainer({"kind": NotesBatches}, max_steps=2, gradient_accumulation_steps=2)
-    _ = trainer.accelerator
-    trainer.train()
-    assert trainer.synced == (False, True, False, True)
-
-
 def test_an_interrupt_while_workers_end_leaves_no_run_behind(make_trainer, monkeypatch):
-    class Interrupt(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            raise KeyboardInterrupt
-
-    def interrupted(self):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunRng, "close", interrupted)
-    trainer = make_trainer({"callbacks": [Interrupt()]})
+    trainer = make_trainer({"callbacks": [callback(on_step_end=interrupted)]})
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert not trainer.is_in_train

@@ -1,7 +1,5 @@
 """The state of a run: at step 0, and as a checkpoint left it."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace
@@ -43,14 +41,6 @@ def trainer(events, args, load_callback_state=lambda: None):
 EARLY = {"args": {"early_stopping_patience": 9}, "attributes": {"early_stopping_patience_counter": 2}}
 
 
-def test_a_new_run_is_at_step_0_with_what_the_callbacks_keep(events, make_args):
-    init_state(trainer(events, make_args(logging_steps=3), pytest.fail), None, 10, is_hyper_param_search=True)
-    state = events.state
-    assert (state.global_step, state.epoch, state.max_steps, state.logging_steps) == (0, 0, 10, 3)
-    assert state.is_hyper_param_search
-    assert set(state.stateful_callbacks) == {"EarlyStoppingCallback", "TrainerControl"}
-
-
 def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(events, make_args, checkpoint):
     folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}, of_another_release=1, max_steps=99)
     init_state(trainer(events, make_args(), lambda: load_callbacks(events)), folder, 10)
@@ -59,13 +49,6 @@ def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(
     [callback] = events.handler.callbacks
     assert (callback.early_stopping_patience, callback.early_stopping_patience_counter) == (9, 2)
     assert events.state.stateful_callbacks["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 9
-
-
-def test_callbacks_that_are_not_to_go_on_keep_their_own_state(events, make_args, checkpoint):
-    init_state(trainer(events, make_args()), checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}), 10)
-    kept = events.stateful_callbacks()["EarlyStoppingCallback"]
-    assert kept["args"]["early_stopping_patience"] == 3
-    assert events.state.stateful_callbacks["EarlyStoppingCallback"] == kept
 
 
 @pytest.mark.parametrize("where", ["its place", "beside", "nowhere"])

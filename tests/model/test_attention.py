@@ -1,7 +1,5 @@
 """Attention in chunks: equal to torch's for every kind of mask, in linear memory, and the same numbers again."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

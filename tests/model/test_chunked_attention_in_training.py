@@ -1,14 +1,10 @@
 """Attention in chunks in models of transformers: the losses of their own attention, and what keeps to it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    TrainerCallback,
-)
+from transformers import TrainerCallback
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

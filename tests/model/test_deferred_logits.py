@@ -6,10 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    LlamaForCausalLM,
-    TrainerCallback,
-)
+from transformers import LlamaForCausalLM, TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.model.patches import deferred_logits

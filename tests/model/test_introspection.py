@@ -1,7 +1,5 @@
 """Tests which model is the one under adapters."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_trainer.model.introspection import base_model

@@ -1,7 +1,5 @@
 """On an affected Mac, a run says by name which layers get wrong gradients; elsewhere it says and does nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

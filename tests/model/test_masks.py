@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    BertForSequenceClassification,
-    masking_utils,
-)
+from transformers import BertForSequenceClassification, masking_utils
 
 from mps_trainer import Trainer
 from mps_trainer.model.patches.masks import AttentionMasks

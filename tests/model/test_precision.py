@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
-from tests.conftest import Classifier, logged
+from tests.conftest import Classifier, callback, logged
 from tests.tiny import tiny
 
 pytestmark = pytest.mark.every_device
@@ -135,13 +135,12 @@ def test_no_clipping_leaves_the_gradients_as_they_are(make_trainer):
     trainer = make_trainer(max_grad_norm=0.0, max_steps=1)
     seen = []
 
-    class Watch(TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-            model.head.bias.grad.fill_(float("inf"))
-            seen.append(trainer._get_grad_norm(model))
-            seen.append(model.head.weight.grad.abs().max())
+    def watch(model, **_):
+        model.head.bias.grad.fill_(float("inf"))
+        seen.append(trainer._get_grad_norm(model))
+        seen.append(model.head.weight.grad.abs().max())
 
-    trainer.add_callback(Watch)
+    trainer.add_callback(callback(on_pre_optimizer_step=watch))
     trainer.train()
     assert seen[0] == float("inf")
     assert seen[1] > 0  # dividing by an infinite norm would have left 0
@@ -164,12 +163,11 @@ def test_a_model_of_several_forwards_is_autocast_in_each(make_trainer):
     """A loss may call the model twice, as contrastive losses do, and a callback in between."""
     formats = set()
 
-    class Asks(TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            model.eval()
-            formats.add(model(torch.ones(1, 4, device=args.device))["logits"].dtype)
+    def ask(args, model, **_):
+        model.eval()
+        formats.add(model(torch.ones(1, 4, device=args.device))["logits"].dtype)
 
-    trainer = make_trainer({"callbacks": [Asks()]}, max_steps=2, bf16=True)
+    trainer = make_trainer({"callbacks": [callback(on_step_end=ask)]}, max_steps=2, bf16=True)
     assert dtypes_in_run(trainer) == {torch.bfloat16}
     assert formats == {torch.float32}
 

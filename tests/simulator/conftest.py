@@ -1,7 +1,5 @@
 """The simulated device, on and with its settings. It needs Linux and a compiler."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import on_device

@@ -1,7 +1,5 @@
 """The device is compiled once, where it can be; where it cannot, one line says why and what to do."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -1,7 +1,5 @@
 """torch.compile for the simulated device: kernels are counted, and what cannot be compiled is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

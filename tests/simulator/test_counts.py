@@ -1,7 +1,5 @@
 """The device counts the calls that cost time on hardware, and its report names their lines."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,16 +1,13 @@
 """PyTorch's build for CUDA can have the simulated device if CUDA is taken out of the process before its import."""
 
-from __future__ import annotations
-
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from mps_trainer.simulator import SimulatorUnavailableError, build, cuda
-from tests import HUNG_AFTER
+from tests import run_python
 
 CUDA_BUILD = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is not built for CUDA")
 
@@ -65,16 +62,6 @@ def test_the_version_of_torch_is_read_without_importing_it(monkeypatch):
     assert (version.__version__, version.git_version) == (torch.__version__, torch.version.git_version)
 
 
-def python(code, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
-        capture_output=True,
-        text=True,
-        timeout=HUNG_AFTER,
-    )
-
-
 GRADIENT = """
 with simulated_mps():
     x = torch.ones(2, device="mps", requires_grad=True)
@@ -86,13 +73,15 @@ with simulated_mps():
 @CUDA_BUILD
 @pytest.mark.integration
 def test_a_build_for_cuda_has_the_device_when_the_simulator_comes_first():
-    done = python(f"from mps_trainer.simulator import simulated_mps\nimport torch\n{GRADIENT}")
+    code = f"from mps_trainer.simulator import simulated_mps\nimport torch\n{GRADIENT}"
+    done = run_python("-c", code, CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout, done.stderr) == (0, "mps [2.0, 2.0]\n", "")
 
 
 @CUDA_BUILD
 @pytest.mark.integration
 def test_a_build_for_cuda_that_came_first_is_told_in_one_line():
-    done = python(f"import torch\nfrom mps_trainer.simulator import simulated_mps\n{GRADIENT}")
+    code = f"import torch\nfrom mps_trainer.simulator import simulated_mps\n{GRADIENT}"
+    done = run_python("-c", code, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert "Import mps_trainer.simulator before torch" in done.stderr.splitlines()[-1]

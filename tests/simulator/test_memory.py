@@ -1,7 +1,5 @@
 """Memory is counted and limited, so that what runs out of it on a small Mac does so here."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

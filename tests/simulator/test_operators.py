@@ -5,8 +5,6 @@ composites by hand; on the simulated device torch's dispatcher does both. They h
 torch has samples for.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 

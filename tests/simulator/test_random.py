@@ -1,7 +1,5 @@
 """Random numbers come from a generator of the device's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

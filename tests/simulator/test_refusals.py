@@ -1,7 +1,5 @@
 """The device refuses what a Mac refuses, with the same type of error and the same facts."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Tensors live on the device, behave as they do on any other, and can be saved and loaded."""
 
-from __future__ import annotations
-
 import gc
 import io
 
