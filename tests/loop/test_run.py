@@ -174,7 +174,7 @@ def position(run):
 
 
 def test_a_stream_goes_on_where_its_checkpoint_says_as_the_steps_do_not_tell(make_trainer):
-    run = TrainingRun(make_trainer({"train_dataset": Stream()}, max_steps=9))
+    run = TrainingRun(make_trainer({"train_dataset": Stream(examples(20))}, max_steps=9))
     assert position(run) == (0, 0)
     run.trainer.state.global_step = 5
     saved = {**run.run_state.state_dict(), "epoch": 2, "batches": 3}
