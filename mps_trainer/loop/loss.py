@@ -150,6 +150,7 @@ class UpdateLoss:
         self.accumulated = 1
         self.model_uses_items: bool | None = None
         self._computed_by = "subclass"  # the last loss: a name in `rule`
+        self._was_given_items = True  # False where a subclass has called compute_loss without them
         self._watches = True  # until a batch has shown whether a subclass uses the number of items
         self._watched: _Watched | None = None
         self._warned_of_assumption = False
@@ -172,7 +173,7 @@ class UpdateLoss:
         """
         is_accepted, model_uses = self.trainer.model_accepts_loss_kwargs, self.model_uses_items
         return {
-            "subclass": LossRule(True, is_accepted),
+            "subclass": LossRule(is_accepted or self.trainer.loss_is_scaled_for_ga is True, is_accepted),
             "compute_loss_func": LossRule(True, True),
             "label_smoother": LossRule(is_accepted, is_accepted and _SMOOTHER_NORMALISES),
             "model": LossRule(is_accepted and model_uses is not False, bool(model_uses)),
@@ -261,7 +262,7 @@ class UpdateLoss:
         The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.
         Compiled code cannot be watched: it is traced once.
         """
-        self._computed_by, trainer = "subclass", self.trainer
+        self._computed_by, self._was_given_items, trainer = "subclass", True, self.trainer
         says_nothing = trainer.loss_is_scaled_for_ga is None and trainer._mt_overrides.has("compute_loss")
         is_compiled = hasattr(trainer.model_wrapped, "_orig_mod")
         may_watch = self._watches and trainer.model_accepts_loss_kwargs and not is_compiled
@@ -303,7 +304,7 @@ class UpdateLoss:
         Args:
             labels: of the batch, if they were not given to the model.
         """
-        trainer = self.trainer
+        trainer, self._was_given_items = self.trainer, num_items is not None
         if trainer.compute_loss_func is not None:
             self._computed_by = "compute_loss_func"
             return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items)
@@ -319,7 +320,8 @@ class UpdateLoss:
         """Returns True if the last loss is already normalised over `num_items`, the items of the whole update."""
         if self.trainer.loss_is_scaled_for_ga is not None:
             return self.trainer.loss_is_scaled_for_ga
-        return num_items is not None and self.rule(self._computed_by).divides_by_items
+        is_given = num_items is not None and self._was_given_items
+        return is_given and self.rule(self._computed_by).divides_by_items
 
     def scaled(self, loss: torch.Tensor, num_items: Any) -> torch.Tensor:
         """Returns the part that the loss of a batch has in the loss of the update."""
@@ -329,10 +331,9 @@ class UpdateLoss:
         if self._computed_by == "subclass" and self._watched is not None and not self._watched.was_used:
             self._warn_of_assumption()
             is_split = self.trainer.current_gradient_accumulation_steps > self.accumulated
-            if (
-                is_split or self.accumulated == 1
-            ):  # otherwise the means are added, as in transformers
-                return loss * (self.accumulated / float(self.divisor))
+            if is_split or self.accumulated == 1:  # otherwise the means are added, as in transformers
+                factor = self.accumulated / float(self.divisor)
+                return loss if factor == 1 else loss * factor
         elif self.trainer._mt_processes.is_distributed and self.trainer.args.average_tokens_across_devices:
             return loss * self.trainer._mt_processes.size  # gradients are averaged, and this is one part of a sum
         return loss

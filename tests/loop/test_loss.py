@@ -487,11 +487,20 @@ class TestWithoutATrainer:
     def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(self, accepted):
         loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted, _mt_overrides=Overrides(["compute_loss"])))
         loss.divisor, loss.accumulated, loss.model_uses_items = 2, 2, False
-        assert loss.may_use_items
+        assert loss.may_use_items is accepted  # else a loss that divides by them would be divided twice
         loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)  # in the batch before
         loss.items_for_compute_loss(8)
         assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
         assert loss.scaled(OUTPUTS["loss"], None) == 3
+
+    @pytest.mark.parametrize("name", ["compute_loss_func", "label_smoother"])
+    def test_compute_loss_without_the_items_gives_the_mean_of_the_batch(self, name):
+        loss = UpdateLoss(stub(**{name: lambda outputs, labels, **_: outputs["loss"]}))
+        loss.divisor = 2
+        for given, expected in ((None, 3), (8, 6)):
+            loss.items_for_compute_loss(8)
+            value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, given)
+            assert loss.scaled(value, 8) == expected
 
     @pytest.mark.parametrize("name", ["compute_loss", "training_step", "get_batch_samples"])
     def test_a_subclass_that_replaces_a_method_around_the_loss_may_use_the_items(self, name):
