@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..errors import MisconfigurationException
 from ..launching.config_file import in_force
 from ..launching.hosts import run_on_hosts
 from ..launching.processes import check_machine, check_module, torchrun
-from ..launching.settings import COMMAND, DEFAULTS, PRECISIONS, environment, typed
+from ..launching.settings import COMMAND, DEFAULTS, PRECISIONS, command_of, environment, typed
 from ..utils.text import as_line
 from .script import add_restarts, add_script, check_restarts, check_script
 from .supervisor import supervise
@@ -74,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = in_force(arguments.config_file, os.environ)
     flags = {name: value for name, value in vars(arguments).items() if name in DEFAULTS and value is not None}
     settings = {**DEFAULTS, **loaded.settings, **flags}
-    environ = {COMMAND: shlex.join(arguments.typed), **environment(flags, loaded.settings, os.environ)}
+    environ = environment(flags, loaded.settings, os.environ)
+    environ[COMMAND] = command_of(arguments.typed, os.environ)
     if loaded.ignored:
         keys = ", ".join(loaded.ignored)
         line = f"{loaded.path} has {keys}, which this command leaves out. `mps-trainer config show` says why."

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from typing import Any
 
-from ..launching.settings import COMMAND
+from ..launching.settings import COMMAND, command_of
 from .script import add_restarts, add_script, check_restarts, check_script, run_script
 from .supervisor import supervise
 
@@ -34,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script and returns its exit status."""
     check_script(arguments.script)
     check_restarts(arguments)
-    environ = {COMMAND: shlex.join(arguments.typed), **os.environ}
+    environ = {**os.environ, COMMAND: command_of(arguments.typed, os.environ)}
     if arguments.restarts:
         command = [sys.executable, "-m", "mps_trainer", "run", arguments.script, *arguments.arguments]
         return supervise(command, arguments.restarts, environ, arguments.hang_timeout)

@@ -6,7 +6,8 @@ Settings are a dictionary of those that are set, so that `{**DEFAULTS, **file, *
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..arguments.model import LAUNCHED
@@ -23,7 +24,7 @@ PRECISIONS = ("no", "fp16", "bf16")
 MOST_PROCESSES = 1024  # on one machine; a slip of the finger has more
 MOST_MEMORY = 2  # torch takes no more
 USE_CPU = "ACCELERATE_USE_CPU"
-COMMAND = "MPS_TRAINER_COMMAND"  # the words of `launch` or `run` up to the script, for the command that resumes a run
+COMMAND = "MPS_TRAINER_COMMAND"  # see `command_of`
 
 DEFAULTS: Settings = {
     "device": "auto",  # the first usable of mps, cuda, xpu, cpu; others are "cpu", or a GPU that has to be there
@@ -54,6 +55,15 @@ def variables(settings: Settings) -> dict[str, str]:
         HIGH: None if fraction is None else f"{fraction:g}",
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def command_of(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Returns the words of `launch` or `run` up to the script, for the command that resumes a run.
+
+    Where a command starts itself again for the same script, they are those of the first.
+    """
+    outer = environ.get(COMMAND)
+    return outer if outer and shlex.split(outer)[-1] == words[-1] else shlex.join(words)
 
 
 def environment(flags: Settings, file: Settings, environ: Mapping[str, str]) -> dict[str, str]:

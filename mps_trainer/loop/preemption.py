@@ -19,6 +19,18 @@ from .run_state import RunState
 from .surface import TrainerSurface
 
 
+def _command(path: str) -> list[str]:
+    """Returns the words of the `mps-trainer` command that started the script at `path`, which are its last; else [].
+
+    A process that such a script starts inherits the variable.
+    """
+    words = shlex.split(os.environ.get(COMMAND, ""))
+    module = os.path.dirname(path) if os.path.basename(path) == "__main__.py" else os.path.splitext(path)[0]
+    names = os.path.basename(path), os.path.basename(module)  # of a script, of a module
+    is_it = bool(words) and (os.path.basename(words[-1]) == names[0] or words[-1].rpartition(".")[2] == names[1])
+    return words if is_it else []
+
+
 class EvaluationLeftError(BaseException):
     """A signal came during an evaluation, which a resumed run repeats. Not caught by `except Exception`."""
 
@@ -123,16 +135,17 @@ class PreemptionHandler:
     def _launcher(self, machines: int) -> list[str]:
         """Returns what started the script: `mps-trainer` with its flags, Python, mlx.launch, srun or torchrun."""
         python, size = sys.executable or "python", self.trainer._mt_processes.size
-        if (command := os.environ.get(COMMAND)) is not None:
-            return [python, "-m", "mps_trainer", *shlex.split(command)[:-1]]
-        if size == 1:
-            return [python]
-        if RANK in os.environ and "RANK" not in os.environ:
-            return ["mlx.launch", *(["--hostfile", "..."] if machines > 1 else ["-n", str(size)]), "--", python]
-        if TASKS in os.environ and "RANK" not in os.environ:
-            return ["srun", "--nodes", str(machines), "--ntasks", str(size), python]
+        words = _command(sys.argv[0])[:-1]
+        one = ["-m", "mps_trainer", *words] if words else []
+        is_torchrun = "RANK" in os.environ
+        if size == 1 or (words[:1] == ["launch"] and is_torchrun):  # launch has started the others, as torchrun does
+            return [python, *one]
+        if RANK in os.environ and not is_torchrun:
+            return ["mlx.launch", *(["--hostfile", "..."] if machines > 1 else ["-n", str(size)]), "--", python, *one]
+        if TASKS in os.environ and not is_torchrun:
+            return ["srun", "--nodes", str(machines), "--ntasks", str(size), python, *one]
         several = ["--nnodes", str(machines), "--node_rank", "..."] if machines > 1 else []
-        return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines)]
+        return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines), *one]
 
     def _message(self) -> str:
         state = self.trainer.state
@@ -142,7 +155,7 @@ class PreemptionHandler:
             return f"Stopped after step {step}, but {unsaved}"
         folder = self.checkpoints.folder()
         argv = list(sys.argv) if self._takes_flags else []
-        if argv and COMMAND in os.environ:
-            argv[0] = shlex.split(os.environ[COMMAND])[-1]  # a module's name, where sys.argv has its file
+        if argv and (words := _command(argv[0])):
+            argv[0] = words[-1]  # a module's name, where sys.argv has its file
         way_on = how_to_go_on(folder, argv, self._launcher(machines))
         return f"Stopped after step {step} of {max_steps} and saved {folder}. To resume: {way_on}"

@@ -4,7 +4,7 @@ import pytest
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.devices.facts import RECORDED_VARIABLES
-from mps_trainer.launching.settings import DEFAULTS, environment, read_settings, typed, variables
+from mps_trainer.launching.settings import DEFAULTS, command_of, environment, read_settings, typed, variables
 
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
@@ -133,3 +133,9 @@ def test_environment_fits_the_lower_watermark_to_the_one_that_is_set():
     assert LOW not in environment({}, {"memory_fraction": 0.0}, {})
     # what the shell has set is the shell's to make fit
     assert environment({}, half, {HIGH: "0.7"}) == {HIGH: "0.7"}
+
+
+def test_a_command_that_starts_itself_again_is_known_by_its_first_words_and_another_by_its_own():
+    first = {"MPS_TRAINER_COMMAND": command_of(["launch", "--restarts", "3", "a b.py"], {})}
+    assert command_of(["launch", "a b.py"], first) == "launch --restarts 3 'a b.py'"
+    assert command_of(["run", "other.py"], first) == "run other.py"

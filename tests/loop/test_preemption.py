@@ -137,10 +137,17 @@ def test_an_interrupt_is_one_with_the_way_on_also_of_a_run_that_saves_nothing_el
     assert folder in str(ended).split("To resume: ")[1]
 
 
-@pytest.mark.parametrize("words", ["run --restarts 3 train.py", "launch --mixed_precision bf16 -m train"])
-def test_the_way_on_of_a_command_has_its_settings_and_script(make_trainer, monkeypatch, words):
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("run --restarts 3 train.py", "train.py"),
+        ("launch --mixed_precision bf16 -m my.train", "/elsewhere/my/train.py"),
+        ("launch -m my.train", "/elsewhere/my/train/__main__.py"),
+    ],
+)
+def test_the_way_on_of_a_command_has_its_settings_and_script(make_trainer, monkeypatch, words, path):
     monkeypatch.setenv("MPS_TRAINER_COMMAND", words)
-    monkeypatch.setattr(sys, "argv", ["/elsewhere/train.py", "--output_dir", "out"])
+    monkeypatch.setattr(sys, "argv", [path, "--output_dir", "out"])
     monkeypatch.setattr("mps_trainer.loop.preemption.script_takes_flags", lambda: True)
     _, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **SETTINGS)
     assert f"-m mps_trainer {words} --output_dir out --resume_from_checkpoint " in str(ended)
@@ -251,6 +258,8 @@ def test_a_signal_after_the_best_weights_were_loaded_saves_none(make_trainer):
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+SLURM, SRUN = {"SLURM_STEP_NUM_TASKS": "2"}, ["srun", "--nodes", "2", "--ntasks", "2", sys.executable]
+RUN, LAUNCH = {"MPS_TRAINER_COMMAND": "run train.py"}, {"MPS_TRAINER_COMMAND": "launch --cpu train.py"}
 MACS = {"RANK": "1", "MPS_TRAINER_COMMAND": "launch --hosts mac1.local,mac2.local train.py"}
 
 
@@ -262,11 +271,17 @@ MACS = {"RANK": "1", "MPS_TRAINER_COMMAND": "launch --hosts mac1.local,mac2.loca
         ({}, 4, 2, [*TORCHRUN, "--nnodes", "2", "--node_rank", "...", "--nproc_per_node", "2"]),
         ({"MLX_RANK": "1"}, 2, 1, ["mlx.launch", "-n", "2", "--", sys.executable]),
         ({"MLX_RANK": "1"}, 2, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, 2, 2, ["srun", "--nodes", "2", "--ntasks", "2", sys.executable]),
+        (SLURM, 2, 2, SRUN),
         (MACS, 2, 2, [sys.executable, "-m", "mps_trainer", "launch", "--hosts", "mac1.local,mac2.local"]),
+        # of torchrun -m mps_trainer run train.py, and the same of srun
+        ({"RANK": "1", **RUN}, 2, 1, [*TORCHRUN, "--nproc_per_node", "2", "-m", "mps_trainer", "run"]),
+        ({**SLURM, **RUN}, 2, 2, [*SRUN, "-m", "mps_trainer", "run"]),
+        ({**SLURM, **LAUNCH}, 2, 2, [*SRUN, "-m", "mps_trainer", "launch", "--cpu"]),
+        ({"MPS_TRAINER_COMMAND": "run sweep.py"}, 1, 1, [sys.executable]),  # which has started train.py
     ],
 )
 def test_the_way_on_names_the_launcher_processes_and_machines(monkeypatch, environ, size, machines, expected):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
