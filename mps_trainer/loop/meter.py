@@ -134,8 +134,9 @@ class LossMeter:
 
     def state_dict(self, grad_norm: torch.Tensor | float | None) -> dict[str, Any]:
         """Returns the losses since the last log, and the value of `grad_norm`, which the same sync reads."""
+        norm = self._drain(grad_norm)
         return {
-            "grad_norm": self._drain(grad_norm),
+            "grad_norm": None if norm is None else float(norm),  # an override may give a NumPy number
             "sum": float(self._sum),
             "total": self.total,
             "first_step": self.first_step,

@@ -49,7 +49,7 @@ class RunState:
         """Returns what the step number of a checkpoint does not contain. Reads losses and norm from the device."""
         return {
             **self.meter.state_dict(self.grad_norm),
-            "learning_rate": self.learning_rate,
+            "learning_rate": None if self.learning_rate is None else float(self.learning_rate),
             "epoch_has_ended": self.epoch_has_ended,
             "epoch": self.epoch,
             "batches": self.batches,

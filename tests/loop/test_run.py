@@ -1,10 +1,12 @@
 """The training loop: what it computes, and what it tells."""
 
+import json
 import os
 import shutil
 import time
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -186,6 +188,13 @@ def test_a_stream_goes_on_where_its_checkpoint_says_as_the_steps_do_not_tell(mak
     assert run.run_state.first_step == 5
     run.run_state.load_state_dict({**saved, "accumulation": 3, "batches": 6, "epoch_has_ended": False})
     assert position(run) == (2, 2)  # two updates, of one batch each in this run
+
+
+def test_norm_and_rate_of_an_override_are_saved_as_plain_numbers(make_trainer):
+    state = TrainingRun(make_trainer()).run_state
+    state.grad_norm, state.learning_rate = np.float32(1.5), torch.tensor(0.25)
+    saved = json.loads(json.dumps(state.state_dict()))
+    assert (saved["grad_norm"], saved["learning_rate"]) == (1.5, 0.25)
 
 
 def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
