@@ -329,9 +329,7 @@ class UpdateLoss:
         if self._computed_by == "subclass" and self._watched is not None and not self._watched.was_used:
             self._warn_of_assumption()
             is_split = self.trainer.current_gradient_accumulation_steps > self.accumulated
-            if (
-                is_split or self.accumulated == 1
-            ):  # otherwise the means are added, as in transformers
+            if is_split or self.accumulated == 1:  # otherwise the means are added, as in transformers
                 return loss * (self.accumulated / float(self.divisor))
         elif self.trainer._mt_processes.is_distributed and self.trainer.args.average_tokens_across_devices:
             return loss * self.trainer._mt_processes.size  # gradients are averaged, and this is one part of a sum
