@@ -41,6 +41,7 @@ from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import is_table, signature_columns, without_unused_columns
 from .data.faults import refuse_in_starting_process
 from .data.loader import num_examples
+from .data.plan import StepPlan
 from .data.samplers import eval_sampler, fitted_buckets, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
@@ -59,7 +60,6 @@ from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
 from .loop.ending import ending_in_order
 from .loop.loss import UpdateLoss
-from .loop.plan import StepPlan
 from .loop.run import TrainingRun
 from .loop.trainer_state import load_callbacks, new_state
 from .model import quantized

@@ -10,9 +10,9 @@ from transformers.trainer_callback import TrainerState
 
 from ..data.buckets import buckets_of
 from ..data.loader import length_of, num_examples
+from ..data.plan import StepPlan
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
-from ..loop.plan import StepPlan
 from ..model.attention_in_models import describe_attention
 from ..training_args import TrainingArguments
 from ..utils.amounts import format_bytes

@@ -17,6 +17,7 @@ from ..checkpoints.loading import read_position
 from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
+from ..data.plan import StepPlan
 from ..distributed.ddp import no_sync, zero_gradient_backward
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
@@ -27,7 +28,6 @@ from .gradients import Gradients
 from .meter import LossMeter
 from .microbatches import MicrobatchSplitter, sizes_to_begin_with
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
-from .plan import StepPlan
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .rng import RunRng
 from .run_state import RunState

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ..checkpoints.loading import EXAMPLES_AT_A_TIME
+from ..data.plan import StepPlan
 from .meter import LossMeter
-from .plan import StepPlan
 from .rng import RunRng
 from .surface import TrainerSurface
 

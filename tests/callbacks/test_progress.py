@@ -5,11 +5,11 @@ import time
 
 import pytest
 import torch
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
 from mps_trainer.callbacks import ProgressCallback, progress_display
-from tests.conftest import examples
+from tests.conftest import callback, examples
 
 NUMBER = r"[\d.e+-]+"
 INSIDE = rf"\[\d\d:\d\d<\d\d:\d\d, [\d,.]+ samples/s, {NUMBER} [MG]iB\]"
@@ -152,12 +152,9 @@ def test_a_resumed_run_counts_what_it_does_itself(at_once):
 
 
 def test_an_evaluation_does_not_slow_down_the_rate_of_the_line_after_it(make_trainer, capfd):
-    class Slow(TrainerCallback):
-        def on_prediction_step(self, *args, **kwargs):
-            time.sleep(0.05)
-
+    slow = callback(on_prediction_step=lambda **_: time.sleep(0.05))
     trainer = make_trainer(
-        {"callbacks": [Slow()]}, disable_tqdm=False, max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=2
+        {"callbacks": [slow]}, disable_tqdm=False, max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=2
     )
     trainer.train()
     speeds = [re.search(r"([\d,.]+) samples/s", line) for line in lines_of(capfd) if "grad norm" in line]

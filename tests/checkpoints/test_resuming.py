@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerCallback
 
 from mps_trainer.checkpoints.folders import find_checkpoints
-from tests.conftest import assert_same_weights, weights
+from tests.conftest import assert_same_weights, callback, weights
 from tests.tiny import tiny
 
 FILES = {
@@ -113,13 +112,9 @@ BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "me
 
 def test_limit_keeps_the_newest_and_the_best_which_is_loaded_at_the_end(make_trainer):
     seen = []
-
-    class Keep(TrainerCallback):
-        def on_save(self, args, state, control, model=None, **kwargs):
-            seen.append(weights(model))
-
+    keep = callback(on_save=lambda model, **_: seen.append(weights(model)))
     settings = {"max_steps": 5, "save_steps": 1, "save_total_limit": 2, "load_best_model_at_end": True, **BEST}
-    trainer = make_trainer({"compute_metrics": scores(9.0, 8, 7, 6, 5), "callbacks": [Keep()]}, **settings)
+    trainer = make_trainer({"compute_metrics": scores(9.0, 8, 7, 6, 5), "callbacks": [keep]}, **settings)
     trainer.train()
     assert_same_weights(weights(trainer.model), seen[0])
     assert names(trainer) == ["checkpoint-1", "checkpoint-5"]
@@ -174,12 +169,7 @@ def test_overwriting_removes_the_earlier_runs_checkpoints_once_there_is_a_new_on
     make_trainer(max_steps=8, save_strategy="steps", save_steps=4).train()
     again = make_trainer(max_steps=3, save_strategy="steps", save_steps=3, overwrite_output_dir=True)
     seen = []
-
-    class Look(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            seen.append(names(again))
-
-    again.add_callback(Look())
+    again.add_callback(callback(on_step_begin=lambda **_: seen.append(names(again))))
     again.train()
     assert seen[0] == ["checkpoint-4", "checkpoint-8"]
     assert names(again) == ["checkpoint-3"]

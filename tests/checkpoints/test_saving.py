@@ -23,7 +23,7 @@ from mps_trainer.checkpoints.files import why_not_written
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import CheckpointError
 from mps_trainer.hub import upload
-from tests.conftest import assert_same_weights, weights
+from tests.conftest import assert_same_weights, callback, weights
 from tests.tiny import tiny
 
 from .test_resuming import BEST, scores
@@ -122,19 +122,17 @@ def test_a_changed_working_folder_does_not_move_the_run(make_trainer, tmp_path, 
     monkeypatch.chdir(tmp_path)
     listed, saved = [], tmp_path / "run" / "checkpoint-2"
 
-    class Moves(TrainerCallback):
-        def on_checkpoint_complete(self, args, state, control, checkpoint, **kwargs):
-            listed.append("notes.txt" in manifest.read(checkpoint)["files"])
-            if len(listed) == moves_after:
-                os.chdir(tmp_path / "elsewhere")
+    def move(checkpoint, **_):
+        listed.append("notes.txt" in manifest.read(checkpoint)["files"])
+        if len(listed) == moves_after:
+            os.chdir(tmp_path / "elsewhere")
 
-    callback = Moves()
-    if listens:  # training waits then
-        callback.on_save = lambda args, state, control, **kwargs: (
-            tmp_path / "run" / f"checkpoint-{state.global_step}" / "notes.txt"
-        ).touch()
+    def write(state, **_):
+        (tmp_path / "run" / f"checkpoint-{state.global_step}" / "notes.txt").touch()
+
+    hears = {"on_save": write} if listens else {}  # training waits then
     trainer = make_trainer(
-        {"callbacks": [callback], "compute_metrics": scores(9, 8, 7)},
+        {"callbacks": [callback(on_checkpoint_complete=move, **hears)], "compute_metrics": scores(9, 8, 7)},
         **{**SAVING, **BEST, "eval_steps": 2, "output_dir": "run", "save_total_limit": 1, "report": True},
         load_best_model_at_end=True,
     )
@@ -238,20 +236,14 @@ def test_nobody_is_told_of_a_checkpoint_that_was_not_saved(make_trainer, small_f
 
 
 def test_a_checkpoint_that_a_callback_saves_is_told_as_complete(make_trainer):
-    class Saves(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 1:
-                trainer._save_checkpoint(trainer.model, None)
+    def save(state, **_):
+        if state.global_step == 1:
+            trainer._save_checkpoint(trainer.model, None)
 
     completes = Completes()
-    trainer = make_trainer({"callbacks": [Saves(), completes]}, max_steps=2, save_async=False)
+    trainer = make_trainer({"callbacks": [callback(on_step_end=save), completes]}, max_steps=2, save_async=False)
     trainer.train()
     assert completes.seen == [("checkpoint-1", None, True)]
-
-
-class HearsPushes(TrainerCallback):
-    def on_push_begin(self, args, state, control, **kwargs):
-        pass
 
 
 class Pushes(Trainer):
@@ -261,7 +253,7 @@ class Pushes(Trainer):
 
 @pytest.mark.parametrize(
     ("trainer", "beside"),
-    [({}, True), ({"callbacks": [HearsPushes()]}, False), ({"kind": Pushes}, False)],
+    [({}, True), ({"callbacks": [callback(on_push_begin=dict)]}, False), ({"kind": Pushes}, False)],
     ids=["safe", "on_push_begin is listened to", "overridden"],
 )
 def test_a_checkpoint_is_uploaded_once_it_is_complete(make_trainer, monkeypatch, trainer, beside):
@@ -345,14 +337,12 @@ def test_training_goes_on_with_the_last_checkpoint_when_the_disk_is_full(
 
 @pytest.mark.parametrize("save_async", [True, False])
 def test_a_last_checkpoint_that_failed_is_tried_once_more(make_trainer, small_files, caplog, save_async):
-    class Frees(TrainerCallback):
-        """There is room again, after the last save has failed."""
+    def free(**_):
+        """Makes room again, after the last save has failed."""
+        wait_for_background()
+        small_files(None)
 
-        def on_epoch_end(self, args, state, control, **kwargs):
-            wait_for_background()
-            small_files(None)
-
-    callbacks = [LimitFrom(small_files, 6, -1, 100), Frees()]
+    callbacks = [LimitFrom(small_files, 6, -1, 100), callback(on_epoch_end=free)]
     trainer = make_trainer({"callbacks": callbacks}, **SAVING, save_async=save_async)
     assert trainer.train().global_step == 6
     assert names(trainer) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
@@ -435,21 +425,20 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
     def fails(*args):
         raise KeyError("of the first run")
 
-    class Interrupts(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 2:
-                args.save_on_signal = False
-                trainer._save_checkpoint(trainer.model, None)
-                raise KeyboardInterrupt
+    def interrupt(args, state, **_):
+        if state.global_step == 2:
+            args.save_on_signal = False
+            trainer._save_checkpoint(trainer.model, None)
+            raise KeyboardInterrupt
 
-    callback = Interrupts()
-    trainer = make_trainer({"callbacks": [callback]}, **{**SAVING, "save_steps": 100})
+    interrupts = callback(on_step_end=interrupt)
+    trainer = make_trainer({"callbacks": [interrupts]}, **{**SAVING, "save_steps": 100})
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "commit", fails)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         wait_for_background()
-    trainer.remove_callback(callback)
+    trainer.remove_callback(interrupts)
     assert trainer.train().global_step == 6
 
 

@@ -65,10 +65,7 @@ def test_columns_are_those_of_the_model_under_the_adapters():
 @pytest.mark.parametrize("strategy", ["random", "group_by_length", "bucket_by_length"])
 def test_what_a_spawned_worker_gets_can_be_pickled(make_trainer, strategy):
     rows = [{"x": torch.zeros(4), "labels": 0, "length": 4, "input_ids": [1, 2]} for _ in range(8)]
-    trainer = make_trainer(
-        trainer={"train_dataset": rows, "eval_dataset": rows},
-        dataloader_num_workers=1,
-        train_sampling_strategy=strategy,
-    )
+    settings = {"dataloader_num_workers": 1, "train_sampling_strategy": strategy}
+    trainer = make_trainer({"train_dataset": rows, "eval_dataset": rows}, **settings)
     for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
         pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn, loader.worker_init_fn)))

@@ -10,12 +10,11 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from torch.utils.data import IterableDataset
 
 from mps_trainer.data.faults import explain_loading, explain_starting, why_worker_died
 from mps_trainer.data.loader import EpochLoader
 from mps_trainer.errors import MisconfigurationException, explanation_of
-from tests.conftest import assert_same_weights, examples, weights
+from tests.conftest import Stream, assert_same_weights, examples, weights
 
 SAVING = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1}
 
@@ -162,12 +161,11 @@ def test_a_fault_that_does_not_come_again_is_called_so(make_trainer):
 
 
 def test_a_stream_is_told_by_its_batch(make_trainer):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield from examples(20)
-            raise ConnectionError("the line is dead")
+    def rows():
+        yield from examples(20)
+        raise ConnectionError("the line is dead")
 
-    trainer = make_trainer({"train_dataset": Stream()}, max_steps=8)
+    trainer = make_trainer({"train_dataset": Stream(rows())}, max_steps=8)
     _, explanation = fault(trainer, ConnectionError)
     assert explanation.startswith("Batch 2 of the epoch, counted from 0, could not be made from the stream Stream.")
 

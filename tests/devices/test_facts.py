@@ -86,14 +86,8 @@ GATHERED = {
         mac_probes(),
         {},
         {
-            **{
-                "system": "Darwin",
-                "os_version": "14.5",
-                "machine": "arm64",
-                "rosetta": False,
-                "virtual_machine": False,
-            },
-            **{"mps_built": True, "mps_available": True, "mps_allocation_ok": True, "world_size": None},
+            **{"system": "Darwin", "os_version": "14.5", "machine": "arm64", "rosetta": False, "world_size": None},
+            **{"virtual_machine": False, "mps_built": True, "mps_available": True, "mps_allocation_ok": True},
         },
     ),
     "Rosetta": (mac_probes({"sysctl.proc_translated": 1}, machine=lambda: "x86_64"), {}, {"rosetta": True}),
@@ -204,26 +198,17 @@ def python(code: str) -> str:
 
 
 @pytest.mark.integration
-def test_importing_the_package_imports_neither_torch_nor_transformers_nor_lightning():
-    heavy = python(
-        "import sys, mps_trainer, mps_trainer.devices, mps_trainer.cli\n"
-        "mps_trainer.MPSAccelerator()\n"
-        "heavy = ('torch', 'transformers', 'lightning', 'numpy', 'ctypes', 'asyncio')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    assert heavy == "[]"
-
-
-@pytest.mark.integration
-def test_resolving_and_printing_a_decision_imports_no_torch():
+def test_importing_the_package_and_resolving_import_neither_torch_nor_transformers_nor_lightning():
     printed = python(
-        "import sys, mps_trainer as m\n"
+        "import sys, mps_trainer as m, mps_trainer.devices, mps_trainer.cli\n"
+        "m.MPSAccelerator()\n"
         "facts = m.MachineFacts(torch_version='2.9.0', cuda_built=True, cuda_count=2)\n"
         "decision = m.resolve(m.DeviceRequest(), facts)\n"
         "str(decision), decision.to_dict()\n"
-        "print('torch' in sys.modules, decision.device, 'torch' in sys.modules)"
+        "heavy = ('torch', 'transformers', 'lightning', 'numpy', 'ctypes', 'asyncio')\n"
+        "print([name for name in heavy if name in sys.modules], decision.device, 'torch' in sys.modules)"
     )
-    assert printed == "False cuda:0 True"
+    assert printed == "[] cuda:0 True"
 
 
 SET = "os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'"

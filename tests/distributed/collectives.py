@@ -8,13 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
 from mps_trainer.reports import record
 from mps_trainer.simulator import session
-from tests.conftest import Classifier, examples
+from tests.conftest import Classifier, callback, examples
 from tests.distributed.scenarios import arguments, scenario
 
 FLOATS, INTEGERS = (torch.float32, torch.bfloat16, torch.float16), (torch.int64, torch.uint8)
@@ -140,19 +139,12 @@ def replicas(folder: str) -> dict[str, Any]:
     return {"counted": counted[-1]}
 
 
-class Slow(TrainerCallback):
-    """Makes the second process the slower one."""
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.process_index == 1:
-            time.sleep(0.02)
-
-
 @scenario
 def a_slow_process(folder: str) -> dict[str, Any]:
-    """Returns what the report says of it."""
+    """Returns what the report says of the second process, which is slower."""
     args = arguments(folder, report_to=[], max_steps=12)
-    trainer = Trainer(Classifier(), args, train_dataset=examples(43), callbacks=[Slow()])
+    wait = callback(on_step_begin=lambda args, **_: time.sleep(0.02 * args.process_index))
+    trainer = Trainer(Classifier(), args, train_dataset=examples(43), callbacks=[wait])
     trainer.train()
     if args.process_index or args.ddp_backend != "mlx":
         return {}

@@ -10,11 +10,10 @@ import time
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.errors import explanation_of
-from tests.conftest import Classifier, examples
+from tests.conftest import Classifier, callback, examples
 from tests.distributed.launch import fork
 from tests.distributed.scenarios import arguments
 
@@ -23,15 +22,10 @@ CASES = (*ASKED, "data", "accumulation")
 TIMEOUT = 60  # seconds
 
 
-class AskOnOne(TrainerCallback):
+def ask_on_one(name: str, args: Any, state: Any, control: Any) -> None:
     """Asks for something at step 3, in the second process alone."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 3 and args.process_index == 1:
-            setattr(control, self.name, True)
+    if state.global_step == 3 and args.process_index == 1:
+        setattr(control, name, True)
 
 
 class OwnLoader(Trainer):
@@ -41,13 +35,14 @@ class OwnLoader(Trainer):
 
 
 def train(case: str, rank: int, folder: str) -> str:
+    asks = callback(on_step_end=lambda args, state, control, **_: ask_on_one(ASKED[case], args, state, control))
     settings = {"accumulation": {"gradient_accumulation_steps": 1 + rank}, "data": {"max_steps": -1}}.get(case, {})
     trainer = (OwnLoader if case == "data" else Trainer)(
         Classifier(),
         arguments(os.path.join(folder, case), ddp_timeout=TIMEOUT, **settings),
         train_dataset=examples(43),
         eval_dataset=examples(16),
-        callbacks=[AskOnOne(ASKED[case])] if case in ASKED else [],
+        callbacks=[asks] if case in ASKED else [],
     )
     try:
         trainer.train()

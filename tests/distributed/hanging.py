@@ -16,7 +16,7 @@ from mps_trainer import simulator  # before torch, so that its build for CUDA ca
 from transformers import TrainerCallback
 
 from mps_trainer import Trainer
-from tests.conftest import Classifier, examples
+from tests.conftest import Classifier, callback, examples
 from tests.distributed.scenarios import arguments
 
 TIMEOUT = 20  # seconds; on a machine that is busy it has to be enough for all to start
@@ -30,18 +30,14 @@ class StayAway(TrainerCallback):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class Die(TrainerCallback):
-    def __init__(self, rank: int, step: int) -> None:
-        self.rank, self.step = rank, step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step and args.process_index == self.rank:
-            os.kill(os.getpid(), signal.SIGKILL)
+def die(args: Any, state: Any, **_: Any) -> None:
+    if [args.process_index, state.global_step] == [int(word) for word in sys.argv[2:]]:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
     if os.environ.get("TRAINS_ON") == "mps":
         simulator.activate()
-    callback = Die(*map(int, sys.argv[2:])) if sys.argv[2:] else StayAway()
+    ends = callback(on_step_end=die) if sys.argv[2:] else StayAway()
     args = arguments(sys.argv[1], ddp_timeout=TIMEOUT)
-    Trainer(Classifier(), args, train_dataset=examples(43), callbacks=[callback]).train()
+    Trainer(Classifier(), args, train_dataset=examples(43), callbacks=[ends]).train()

@@ -1,14 +1,15 @@
 """Starting several processes that find each other over the loopback interface, as torchrun starts them."""
 
+import functools
 import os
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 
 import mps_trainer
 from tests import HUNG_AFTER
+from tests.faults.forked import end_with
 
 OF_TORCHRUN = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 Variables = Callable[[int, int, int], dict[str, str]]  # of a rank, a size and a port
@@ -82,18 +83,8 @@ def fork(size: int, work: Callable[[int], None]) -> list[int]:
     """
     port, pids = free_port(), []
     for rank in range(size):
-        if (pid := os.fork()) != 0:
-            pids.append(pid)
-            continue
-        status = 1
-        try:
+        if (pid := os.fork()) == 0:
             os.environ.update(environment(rank, size, port))
-            work(rank)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+            end_with(functools.partial(work, rank))
+        pids.append(pid)
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]

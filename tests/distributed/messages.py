@@ -1,7 +1,7 @@
 """Scenarios in which processes send each other objects. The tensors of the second differ from the first's."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -10,11 +10,6 @@ from mps_trainer.distributed import Processes
 from mps_trainer.evaluation.batches import in_step
 from tests.conftest import Classifier, examples
 from tests.distributed.scenarios import arguments, scenario
-
-
-class Pair(NamedTuple):
-    logits: torch.Tensor
-    labels: torch.Tensor
 
 
 def raised(work: Callable[[], Any]) -> tuple[str, str] | None:

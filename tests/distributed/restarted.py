@@ -7,25 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from mps_trainer import Trainer
-from tests.conftest import Classifier, examples, weights
+from tests.conftest import Classifier, callback, examples, weights
 from tests.distributed.scenarios import arguments
 
 
-class DieOnce(TrainerCallback):
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.process_index == 1 and self.marker.exists() and state.global_step == int(self.marker.read_text()):
-            self.marker.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+def die_once(args: Any, state: Any, **_: Any) -> None:
+    if args.process_index == 1 and marker.exists() and state.global_step == int(marker.read_text()):
+        marker.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
+    marker = folder / "marker"
     torch.set_num_threads(1)
     torch.manual_seed(0)
     settings = {"max_steps": 20, "save_strategy": "steps", "save_steps": 4, "ddp_timeout": 30}
@@ -33,7 +29,7 @@ if __name__ == "__main__":
         Classifier(dropout=0.2),
         arguments(str(folder / "run"), **settings),
         train_dataset=examples(43),
-        callbacks=[DieOnce(folder / "marker")],
+        callbacks=[callback(on_step_end=die_once)],
     )
     trainer.train(resume_from_checkpoint=any((folder / "run").glob("checkpoint-*")) or None)
     torch.save({"weights": weights(trainer.model), "steps": trainer.state.global_step}, folder / f"{sys.argv[2]}.pt")

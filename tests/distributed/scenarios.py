@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
 from mps_trainer.distributed.full_state import full_state_dict
 from tests.conftest import Classifier, Stream, accuracy, examples, logged
+from tests.tiny import tiny
 
 TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all processes
 STEPS = 24  # of a run; four epochs of most
@@ -129,14 +129,6 @@ def sentences(count: int, labels: bool) -> list[dict[str, list[int]]]:
     return rows
 
 
-class Tokens:
-    """A tokenizer, as far as padding needs one."""
-
-    model_input_names = ("input_ids", "attention_mask")
-    padding_side = "right"
-    pad_token_id = 0
-
-
 def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     longest = max(len(row["input_ids"]) for row in rows)
     ids = [row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows]
@@ -154,18 +146,14 @@ def ignoring(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return batch
 
 
-def small_bert(kind: Any = BertForSequenceClassification, layers: int = 1) -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 16}
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return kind(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes, **quiet))
+def small_bert(kind: str = "BertForSequenceClassification", layers: int = 1) -> Any:
+    return tiny(kind, num_hidden_layers=layers, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-def small_gpt(dropout: float = 0.0, layers: int = 1) -> GPT2LMHeadModel:
-    """Whose head is tied to its embedding."""
-    torch.manual_seed(0)
-    quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
-    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=layers, n_head=2, **quiet))
+def small_gpt(dropout: float = 0.0, layers: int = 1) -> Any:
+    """Returns a GPT-2, whose head is tied to its embedding."""
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return tiny("GPT2LMHeadModel", num_hidden_layers=layers, **rates)
 
 
 @scenario

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import BertForMaskedLM, TrainerCallback
 
 from mps_trainer import NonFiniteLossError, Trainer
 from mps_trainer.distributed import fsdp
 from mps_trainer.distributed.full_state import local
 from mps_trainer.reports.run_facts import model_of
-from tests.conftest import Classifier, Stream, accuracy, examples, logged
+from tests.conftest import Classifier, Stream, accuracy, callback, examples, logged
 from tests.distributed.scenarios import (
     arguments,
     files,
@@ -66,13 +65,13 @@ def sharded_tokens(folder: str) -> dict[str, Any]:
     """A loss over tokens, accumulated, clipped, with an uneven end of the epoch, evaluated on a number that is odd."""
     apart = []
 
-    class Between(TrainerCallback):
-        def on_substep_end(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
-            apart.append(all(parameter.grad is None for parameter in model.parameters()))
+    def note(model: nn.Module, **_: Any) -> None:
+        apart.append(all(parameter.grad is None for parameter in model.parameters()))
 
     trainer = make(
         folder, gradient_accumulation_steps=2, max_grad_norm=0.5, eval_strategy="steps", eval_steps=20,
-        per_device_eval_batch_size=2, eval_dataset=sentences(9, labels=False), callbacks=[Between()],
+        per_device_eval_batch_size=2, eval_dataset=sentences(9, labels=False),
+        callbacks=[callback(on_substep_end=note)],
     )  # fmt: skip
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
@@ -96,7 +95,7 @@ def sharded_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
 def sharded_and_computed_again(folder: str) -> dict[str, Any]:
     """BERT for masked words, whose head is tied to the embeddings; activations are computed again."""
     config = {"activation_checkpointing": True, "reshard_after_forward": False}
-    trainer = make(folder, config, small_bert(BertForMaskedLM, layers=2))
+    trainer = make(folder, config, small_bert("BertForMaskedLM", layers=2))
     trainer.train()
     return outcome(trainer)
 
@@ -161,12 +160,11 @@ def sharded_with_infinite_activations_of_what_does_not_count(folder: str) -> dic
 def sharded_in_bfloat16(folder: str) -> dict[str, Any]:
     seen = []
 
-    class Look(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
-            block = next(module for module in model.modules() if type(module).__name__.endswith("GPT2Block"))
-            block.mlp.register_forward_hook(lambda module, given, out: seen.append(module.c_fc.weight.dtype))
+    def look(model: nn.Module, **_: Any) -> None:
+        block = next(module for module in model.modules() if type(module).__name__.endswith("GPT2Block"))
+        block.mlp.register_forward_hook(lambda module, given, out: seen.append(module.c_fc.weight.dtype))
 
-    trainer = make(folder, bf16=True, max_steps=30, learning_rate=1e-2, callbacks=[Look()])
+    trainer = make(folder, bf16=True, max_steps=30, learning_rate=1e-2, callbacks=[callback(on_train_begin=look)])
     trainer.train()
     kept = {parameter.dtype for parameter in trainer.model.parameters()}
     return outcome(trainer, used=set(seen), kept=kept)
@@ -262,12 +260,11 @@ def sharded_on_a_full_disk(folder: str) -> dict[str, Any]:
 
 @scenario
 def sharded_until_it_is_no_number(folder: str) -> dict[str, Any]:
-    class Breaks(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
-            if state.global_step == 3:
-                model.lm_head.register_forward_hook(lambda module, given, out: out * float("nan"))
+    def break_head(state: Any, model: Any, **_: Any) -> None:
+        if state.global_step == 3:
+            model.lm_head.register_forward_hook(lambda module, given, out: out * float("nan"))
 
-    trainer = make(folder, stop_on_nan=True, max_steps=6, callbacks=[Breaks()])
+    trainer = make(folder, stop_on_nan=True, max_steps=6, callbacks=[callback(on_step_begin=break_head)])
     try:
         trainer.train()
     except NonFiniteLossError as error:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ..dropin.conftest import assert_same
 from .pages import Block, all_blocks
 
 DIFFS = {block.label: block for block in all_blocks("diff", "diff")}
@@ -60,11 +61,4 @@ def test_both_sides_learn_the_same(label, run):
     for name, weight in theirs.items():
         torch.testing.assert_close(ours[name].cpu(), weight.cpu(), rtol=1e-5, atol=1e-6)
     if label == "transformers":
-        compare_logs(before["trainer"], after["trainer"])
-
-
-def compare_logs(before: Any, after: Any) -> None:
-    timed = ("runtime", "per_second", "total_flos")
-    for theirs, ours in zip(before.state.log_history, after.state.log_history, strict=True):
-        kept = {name: value for name, value in theirs.items() if not name.endswith(timed)}
-        assert {name: ours[name] for name in kept} == pytest.approx(kept, rel=1e-5)
+        assert_same(after["trainer"], before["trainer"])

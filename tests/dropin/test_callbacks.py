@@ -8,6 +8,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from mps_trainer import MisconfigurationException
 from tests import run_python
 
+from ..conftest import callback
 from .conftest import sentences
 
 EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
@@ -91,14 +92,13 @@ def test_early_stopping_ends_at_same_step_with_same_best_weights(assert_same_run
 def test_callback_that_sets_the_control_evaluates_saves_and_stops(assert_same_runs):
     flags = ["should_evaluate", "should_save", "should_epoch_stop", "should_training_stop"]
 
-    class Sets(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step > 1:
-                setattr(control, flags[state.global_step - 2], True)
-            return control
+    def ask(state, control, **_):
+        if state.global_step > 1:
+            setattr(control, flags[state.global_step - 2], True)
 
     def run(library):
-        trainer = library.trained(train_dataset=sentences(48), callbacks=[Sets()], num_train_epochs=3)
+        asks = callback(on_step_end=ask)
+        trainer = library.trained(train_dataset=sentences(48), callbacks=[asks], num_train_epochs=3)
         return trainer, sorted(path.name for path in library.folder.glob("checkpoint-*"))
 
     assert assert_same_runs(run)[1] == ["checkpoint-3"]
@@ -112,12 +112,12 @@ def test_callbacks_are_added_popped_and_removed_as_in_transformers(assert_same_r
         trainer = library.trainer(callbacks=[Mine])
         popped = trainer.pop_callback(Mine)
         counts = []
-        for change, callback in [
+        for change, given in [
             (trainer.add_callback, popped), (trainer.add_callback, Mine()), (trainer.remove_callback, popped),
             (trainer.remove_callback, Mine),
         ]:  # fmt: skip
             counts.append(sum(type(each) is Mine for each in trainer.callback_handler.callbacks))
-            change(callback)
+            change(given)
         return counts, type(popped), [type(each) is Mine for each in trainer.callback_handler.callbacks]
 
     assert_same_runs(run)

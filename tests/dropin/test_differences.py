@@ -9,6 +9,7 @@ from torch import nn
 from transformers import ViTForImageClassification
 
 import mps_trainer
+from tests.conftest import Stream
 from tests.tiny import tiny
 
 pytestmark = pytest.mark.skipif(
@@ -39,14 +40,11 @@ def test_unequal_batches_of_an_update_weigh_by_examples_here(library):
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected)
 
 
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(numbers(3))
-
-
 def test_the_rest_of_a_stream_is_a_step_here(library):
     settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1, "max_steps": 2}
-    trainer = library.trained(Squares(), train_dataset=Stream(), learning_rate=0.0, logging_steps=1, **settings)
+    trainer = library.trained(
+        Squares(), train_dataset=Stream(numbers(3)), learning_rate=0.0, logging_steps=1, **settings
+    )
     expected = {mps_trainer: 4, transformers: 4 + (0 + 1) / 2}[library.module]
     assert trainer.state.log_history[1]["loss"] == pytest.approx(expected)
 

@@ -4,28 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import EvalPrediction
 
-from .conftest import sentences
-
-
-def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    logits = prediction.predictions
-    return {"accuracy": (np.asarray(logits).argmax(-1) == np.asarray(prediction.label_ids)).mean()}
-
-
-class Counted:
-    """Counts batch by batch. The last call returns the result."""
-
-    def __init__(self):
-        self.right = self.seen = self.calls = 0
-
-    def __call__(self, prediction, compute_result=False):
-        self.calls += 1
-        self.right += int((prediction.predictions.argmax(-1) == prediction.label_ids).sum())
-        self.seen += len(prediction.label_ids)
-        return {"accuracy": self.right / self.seen, "calls": self.calls} if compute_result else {}
-
+from ..conftest import accuracy
+from .conftest import assert_same, sentences
 
 SETTINGS = {
     "defaults": {},
@@ -53,35 +34,27 @@ def test_metrics_and_predictions_are_those_of_transformers(assert_same_runs, set
     assert_same_runs(run, 1e-3 if "fp16_full_eval" in settings else 1e-5)
 
 
-def test_batch_eval_metrics_are_those_of_transformers(assert_same_runs):
-    def run(library):
-        metric = Counted()
-        trainer = library.trainer(eval_dataset=sentences(19), compute_metrics=metric, batch_eval_metrics=True)
-        metrics = trainer.evaluate()
-        output = trainer.predict(sentences(19))
-        return metrics, output.predictions.shape, metric.calls
-
-    assert assert_same_runs(run)[0]["eval_calls"] == 3
-
-
 @pytest.mark.parametrize("batched", [False, True])
-def test_include_for_metrics_passes_inputs_and_losses(both, batched):
+def test_metrics_get_inputs_and_losses_of_all_examples_or_of_each_batch(both, batched):
     def run(library):
-        seen = []
+        seen, losses = [], []
 
         def metric(prediction, compute_result=True):
             inputs = prediction.inputs["input_ids"] if batched else prediction.inputs
-            seen.append((np.asarray(inputs).sum().item(), float(np.asarray(prediction.losses).sum())))
+            right = (prediction.predictions.argmax(-1) == prediction.label_ids).sum()
+            seen.append((np.asarray(inputs).sum().item(), int(right), compute_result))
+            losses.append(float(np.asarray(prediction.losses).sum()))
             return {"seen": len(seen)} if compute_result else {}
 
         settings = {"include_for_metrics": ["inputs", "loss"], "batch_eval_metrics": batched}
-        library.trainer(eval_dataset=sentences(19), compute_metrics=metric, **settings).evaluate()
-        return seen
+        trainer = library.trainer(eval_dataset=sentences(19), compute_metrics=metric, **settings)
+        metrics = trainer.evaluate()
+        full = losses[: 2 if batched else 1]  # in transformers the last batch counts as a full one
+        return full, seen, metrics, trainer.predict(sentences(19)).predictions.shape
 
     theirs, ours = both(run)
-    assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
-    full = ours if not batched else ours[:-1]  # in transformers the last batch counts as a full one
-    assert [loss for _, loss in full] == pytest.approx([loss for _, loss in theirs[: len(full)]], abs=1e-4)
+    assert_same(ours, theirs, 1e-4)
+    assert ours[2]["eval_seen"] == (3 if batched else 1)
 
 
 def test_datasets_in_a_dictionary_have_prefixes_of_transformers(assert_same_runs):

@@ -125,6 +125,7 @@ LOSSES = {
     "normalised by the subclass": (
         CLASSIFIER, {"compute_loss": models_loss, "loss_is_scaled_for_ga": False}, {"gradient_accumulation_steps": 2},
     ),
+    "compute_loss_func": (CLASSIFIER, {}, {"compute_loss_func": given_loss, "gradient_accumulation_steps": 2}),
     "training_step": (CLASSIFIER, {"training_step": own_training_step}, {"gradient_accumulation_steps": 2}),
 }  # fmt: skip
 
@@ -146,11 +147,6 @@ def test_own_loss_gives_same_logs_and_no_warning(assert_same_runs, name):
         return trainer
 
     assert_same_runs(run)
-
-
-def test_compute_loss_func_gives_same_logs(assert_same_runs):
-    settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "max_steps": 3}
-    assert_same_runs(lambda library: library.trained(compute_loss_func=given_loss, evaluate=True, **settings))
 
 
 def test_own_prediction_step_gives_same_metrics(assert_same_runs):

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -70,18 +71,14 @@ def test_get_grad_norm_measures_norm_unless_given(make_trainer):
     assert trainer._get_grad_norm(trainer.model, 0.25) == 0.25
 
 
-def test_evaluation_without_metrics_asks_for_loss_only(make_trainer, monkeypatch):
-    trainer, asked = make_trainer(), []
-    real = trainer.prediction_step
-    monkeypatch.setattr(
-        trainer, "prediction_step", lambda *args, **kwargs: (asked.append(args[2]), real(*args, **kwargs))[1]
-    )
-    trainer.evaluate()
-    assert set(asked) == {True}
-    asked.clear()
-    trainer.compute_metrics = lambda prediction: {}
-    trainer.evaluate()
-    assert set(asked) == {False}
+def test_evaluation_without_metrics_asks_for_loss_only(make_trainer):
+    trainer = make_trainer()
+    trainer.prediction_step = step = mock.Mock(wraps=trainer.prediction_step)
+    for metric in (None, lambda prediction: {}):
+        step.reset_mock()
+        trainer.compute_metrics = metric
+        trainer.evaluate()
+        assert {call.args[2] for call in step.call_args_list} == {metric is None}
 
 
 def test_overridden_autocast_context_is_entered(make_trainer):

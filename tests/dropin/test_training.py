@@ -17,18 +17,11 @@ def trained(library, model=None, data=sentences, **settings):
 
 SETTINGS = {
     "defaults": {},
-    "epochs": {"num_train_epochs": 2, "max_steps": -1, "logging_strategy": "epoch"},
-    "evaluations": {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True},
-    "delayed evaluations": {"eval_strategy": "epoch", "eval_delay": 1, "num_train_epochs": 3, "max_steps": -1},
-    "label smoothing": {"label_smoothing_factor": 0.2},
     "tokens": {"include_num_input_tokens_seen": True},
     "tokens without padding": {"include_num_input_tokens_seen": "non_padding", "eval_strategy": "epoch"},
-    "no clipping": {"max_grad_norm": 0.0},
     "autocast": {"bf16": True},
     "autocast and full evaluation": {"bf16": True, "bf16_full_eval": True, "eval_strategy": "epoch"},
     "emptied caches": {"torch_empty_cache_steps": 1},
-    "activation checkpointing": {"activation_checkpointing": True},
-    "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
 }
 
 

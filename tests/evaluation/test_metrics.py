@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from mps_trainer import Trainer
+from tests.conftest import callback
 
 EVERY_STEP = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
 
@@ -93,12 +93,11 @@ def test_names_that_are_no_text_become_text(make_trainer):
 
 @pytest.mark.parametrize("save_async", [True, False])
 def test_what_others_put_into_logs_and_history_does_not_end_the_run(make_trainer, caplog, save_async):
-    class Log(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            trainer.log({"mine": {1}, "loss": np.ones(2), 5: 0.5})
-            state.log_history.append({"own": Thing(), "step": state.global_step})
+    def log(state, **_):
+        trainer.log({"mine": {1}, "loss": np.ones(2), 5: 0.5})
+        state.log_history.append({"own": Thing(), "step": state.global_step})
 
-    trainer = make_trainer({"callbacks": [Log()]}, save_async=save_async, **EVERY_STEP)
+    trainer = make_trainer({"callbacks": [callback(on_step_end=log)]}, save_async=save_async, **EVERY_STEP)
     trainer.train()
     history = state_of(trainer, 3)["log_history"]
     assert {"own", "mine"}.isdisjoint(name for entry in history for name in entry)

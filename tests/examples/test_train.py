@@ -7,10 +7,7 @@ import re
 
 import pytest
 from PIL import Image
-from transformers import (
-    AutoTokenizer,
-    ViTImageProcessor,
-)
+from transformers import AutoTokenizer, ViTImageProcessor
 
 from tests import ROOT, run_python
 from tests.tiny import tiny

@@ -6,12 +6,11 @@ import time
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import folders
 from tests.checkpoints.test_resuming import BEST, scores
-from tests.conftest import assert_same_weights, examples, logged, weights
+from tests.conftest import assert_same_weights, callback, examples, logged, weights
 from tests.loop.test_preemption import SignalAt
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
@@ -38,16 +37,15 @@ def test_clock_set_back_loses_no_steps(make_trainer, monkeypatch, caplog):
     real, offset = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + offset[0])
 
-    class SetBack(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                offset[0] = -3600.0
-            if state.global_step == 6:
-                raise RuntimeError("killed")
+    def set_back(state, **_):
+        if state.global_step == 3:
+            offset[0] = -3600.0
+        if state.global_step == 6:
+            raise RuntimeError("killed")
 
     settings = {"max_steps": 8, "save_total_limit": 5, **EVERY_STEP}
     with pytest.raises(RuntimeError, match="killed"):
-        make_trainer({"callbacks": [SetBack()]}, **settings).train()
+        make_trainer({"callbacks": [callback(on_step_end=set_back)]}, **settings).train()
     again = make_trainer(**settings)
     found = steps_in(again.args.output_dir)
     again.train(resume_from_checkpoint=True)
@@ -108,17 +106,18 @@ def test_second_run_in_a_folder_is_refused_and_leaves_the_lock(make_trainer, tmp
         except MisconfigurationException as error:
             errors.append(str(error))
 
-    class Second(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if where == "another thread":
-                thread = threading.Thread(target=train)
-                thread.start()
-                thread.join()
-            else:
-                train()
-            locks.append((tmp_path / "run" / folders.LOCK).exists())
+    def begin_second(**_):
+        if where == "another thread":
+            thread = threading.Thread(target=train)
+            thread.start()
+            thread.join()
+        else:
+            train()
+        locks.append((tmp_path / "run" / folders.LOCK).exists())
 
-    make_trainer({"callbacks": [Second()]}, max_steps=2, output_dir=str(tmp_path / "run")).train()
+    make_trainer(
+        {"callbacks": [callback(on_step_end=begin_second)]}, max_steps=2, output_dir=str(tmp_path / "run")
+    ).train()
     assert ["Another run" in error for error in errors] == [True, True]
     assert locks == [True, True]
 
@@ -139,14 +138,6 @@ class OfEpochs(torch.utils.data.Dataset):
         return {**row, "x": row["x"] + self.epoch + torch.rand(())}
 
 
-class Other(TrainerCallback):
-    """Evaluates on another dataset at every other step."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % 2:
-            self.trainer.evaluate(examples(8, seed=2), metric_key_prefix="other")
-
-
 @pytest.mark.parametrize("stopped_at", [2, 5, 7, 12])
 @pytest.mark.parametrize("case", ["seeded order", "order drawn globally", "another dataset", "dataset of epochs"])
 def test_run_with_persistent_workers_resumes_exactly(make_trainer, case, stopped_at):
@@ -159,10 +150,12 @@ def test_run_with_persistent_workers_resumes_exactly(make_trainer, case, stopped
         if case == "order drawn globally":
             more["accelerator_config"] = {"use_seedable_sampler": False}
         trainer = make_trainer(given, **settings, **more)
-        if case == "another dataset":
-            other = Other()
-            other.trainer = trainer
-            trainer.add_callback(other)
+
+        def evaluate(state, **_):
+            if case == "another dataset" and state.global_step % 2:
+                trainer.evaluate(examples(8, seed=2), metric_key_prefix="other")
+
+        trainer.add_callback(callback(on_step_end=evaluate))
         return trainer
 
     whole = make(save_strategy="steps", save_steps=stopped_at)

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import TrainerCallback
 
 from mps_trainer.devices.watermarks import HIGH
 from mps_trainer.guards.memory import MemoryGuard
 from tests import installed_torch
-from tests.conftest import on_device
+from tests.conftest import callback, on_device
 
 MIB = 2**20
 TIMES = 1.5
@@ -54,30 +53,26 @@ def padded(rows):
     return {"x": texts, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-class Watch(TrainerCallback):
-    """Returns the bytes held for each byte that tensors took at most, after each log."""
-
-    def __init__(self):
-        self.ratios = []
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step and state.global_step % LOG == 0:
-            self.ratios.append(torch.mps.driver_allocated_memory() / torch.accelerator.max_memory_allocated())
-
-
 @pytest.fixture
 def ratios(make_trainer):
+    """Trains. Returns, after each log, the bytes held for each byte that tensors took at most."""
+
     def run(steps, **settings):
+        found = []
+
+        def watch(state, **_):
+            if state.global_step and state.global_step % LOG == 0:
+                found.append(torch.mps.driver_allocated_memory() / torch.accelerator.max_memory_allocated())
+
         gc.collect()
         with on_device("mps", memory="256MB"):
-            watch = Watch()
             given = {"train_dataset": Texts(), "eval_dataset": None, "data_collator": padded}
             make_trainer(
-                {"model": Reader(), "callbacks": [watch], **given},
+                {"model": Reader(), "callbacks": [callback(on_step_begin=watch)], **given},
                 **{"use_cpu": False, "max_steps": steps, "logging_steps": LOG, "per_device_train_batch_size": 4},
                 **settings,
             ).train()
-        return watch.ratios
+        return found
 
     return run
 

@@ -194,16 +194,6 @@ def test_a_server_error_ends_in_one_line_and_a_later_run_succeeds(
     results(run(env, out, *SHORT), out)
 
 
-@pytest.mark.acceptance
-def test_asking_for_mps_and_the_cpu_warns_and_trains_on_the_cpu(
-    hub: StandInHub, env: dict[str, str], out: Path
-) -> None:
-    process = run(env, out, *SHORT, "--use_mps_device", "--use_cpu")
-    assert results(process, out)["train_loss"] > 0
-    assert "Training on cpu" in process.stdout
-    assert "use_mps_device" in process.stderr
-
-
 def test_a_dataset_of_the_hub_can_be_named_instead_of_a_task(env: dict[str, str], out: Path) -> None:
     words = ["--dataset_name", "nyu-mll/glue", "--dataset_config_name", "mrpc", "--model_name_or_path", MODEL]
     arguments = ["run_glue.py", *words, "--do_train", "--do_eval", "--output_dir", str(out), *SHORT]

@@ -224,24 +224,21 @@ def test_the_way_on_has_the_words_of_a_script_that_takes_flags(make_trainer, mon
 
 @pytest.mark.parametrize("where", ["in an evaluation", "at the end of an epoch"])
 def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, tmp_path, where):
-    class Ending(TrainerCallback):
-        """Asks for the end after the evaluation of step 4, or at the end of the epoch with step 5."""
+    is_evaluation = where == "in an evaluation"
+    last = 4 if is_evaluation else 5
 
-        def on_evaluate(self, args, state, control, **kwargs):
-            control.should_training_stop |= where == "in an evaluation" and state.global_step == 4
+    def end(state, control, **_):
+        control.should_training_stop |= state.global_step == last
 
-        def on_epoch_end(self, args, state, control, **kwargs):
-            control.should_training_stop |= where == "at the end of an epoch" and state.global_step == 5
-
-    event = ("on_prediction_step", 5) if where == "in an evaluation" else ("on_step_end", 5)
-    whole = make_trainer({"callbacks": [Ending()]}, output_dir=str(tmp_path / "whole"), **SETTINGS)
+    ending = callback(**{"on_evaluate" if is_evaluation else "on_epoch_end": end})
+    whole = make_trainer({"callbacks": [ending]}, output_dir=str(tmp_path / "whole"), **SETTINGS)
     whole.train()
-    stopped = make_trainer({"callbacks": [SignalAt(*event), Ending()]}, **SETTINGS)
+    signals = SignalAt("on_prediction_step" if is_evaluation else "on_step_end", 5)
     with pytest.raises(SystemExit):
-        stopped.train()
-    resumed = make_trainer({"callbacks": [Ending()]}, **SETTINGS)
+        make_trainer({"callbacks": [signals, ending]}, **SETTINGS).train()
+    resumed = make_trainer({"callbacks": [ending]}, **SETTINGS)
     resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == whole.state.global_step == (4 if where == "in an evaluation" else 5)
+    assert resumed.state.global_step == whole.state.global_step == last
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
 
 

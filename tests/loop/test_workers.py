@@ -6,9 +6,9 @@ import multiprocessing
 import pytest
 import torch
 from torch.utils.data import Dataset
-from transformers import TrainerCallback
 
 from mps_trainer import Trainer
+from tests.conftest import callback
 
 
 @pytest.fixture
@@ -56,12 +56,13 @@ def test_evaluations_within_a_run_share_workers_that_end_with_it(make_trainer, n
     before = set(multiprocessing.active_children())
     seen = []
 
-    class Watch(TrainerCallback):
-        def on_evaluate(self, args, state, control, **kwargs):
-            seen.append({child.pid for child in set(multiprocessing.active_children()) - before})
+    def watch(**_):
+        seen.append({child.pid for child in set(multiprocessing.active_children()) - before})
 
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "max_steps": 3}
-    trainer = make_trainer({"callbacks": [Watch()]}, eval_strategy="steps", eval_steps=1, **settings)
+    trainer = make_trainer(
+        {"callbacks": [callback(on_evaluate=watch)]}, eval_strategy="steps", eval_steps=1, **settings
+    )
     trainer.train()
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]

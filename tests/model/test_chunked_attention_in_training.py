@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -12,7 +11,7 @@ from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.model import attention
 from mps_trainer.model import attention_in_models as in_models
 from mps_trainer.model.attention_masks import ChunkedMask, Reach
-from tests.conftest import assert_same_weights, logged, weights
+from tests.conftest import assert_same_weights, callback, logged, weights
 from tests.tiny import tiny
 
 pytestmark = pytest.mark.every_device
@@ -31,21 +30,9 @@ def bert(**settings):
     return tiny("BertForMaskedLM", **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **settings})
 
 
-def vit():
-    return tiny("ViTForImageClassification", image_size=20, patch_size=4, num_labels=2)
-
-
 def adapted():
     peft = pytest.importorskip("peft")
     return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
-
-
-def t5():
-    return tiny("T5ForConditionalGeneration")
-
-
-def gemma2():
-    return llama("Gemma2ForCausalLM", head_dim=4, sliding_window=9)
 
 
 def texts(count=64, padding=False, packed=False):
@@ -105,7 +92,7 @@ def losses(trainer):
         *((model, texts(**kind)) for model in (llama, mistral) for kind in ({}, {"padding": True}, {"packed": True})),
         (bert, texts()),
         (bert, texts(padding=True)),
-        (vit, images()),
+        (lambda: tiny("ViTForImageClassification", image_size=20, patch_size=4, num_labels=2), images()),
         (adapted, texts()),
         (lambda: llama(attn_implementation="eager"), texts(padding=True)),
         (lambda: bert(attn_implementation="eager"), texts(padding=True)),
@@ -164,7 +151,11 @@ def test_texts_in_one_row_do_not_see_each_other(train, calls):
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"), [(gemma2, "caps the scores"), (t5, "adds a position bias to the scores")]
+    ("model", "reason"),
+    [
+        (lambda: llama("Gemma2ForCausalLM", head_dim=4, sliding_window=9), "caps the scores"),
+        (lambda: tiny("T5ForConditionalGeneration"), "adds a position bias to the scores"),
+    ],
 )
 def test_what_it_cannot_do_stays_with_the_model_and_is_told_once(train, calls, caplog, model, reason):
     data = texts()
@@ -186,19 +177,17 @@ def test_attention_weights_that_are_asked_for_come_from_the_models_own(calls):
 
 
 def test_evaluation_and_generation_are_the_models_own(train, calls):
-    model = llama()
+    evaluated = []
 
-    class Generates(TrainerCallback):
-        def on_step_end(self, args, state, control, model, **kwargs):
-            calls.clear()
-            with torch.no_grad():
-                model.generate(texts(1)[0]["input_ids"][None].to(model.device), max_new_tokens=2, do_sample=False)
-            assert not calls
+    def generate(model, **_):
+        calls.clear()
+        with torch.no_grad():
+            model.generate(texts(1)[0]["input_ids"][None].to(model.device), max_new_tokens=2, do_sample=False)
+        assert not calls
 
-        def on_evaluate(self, *args, **kwargs):
-            assert not calls
-
-    train(model, texts(), True, 2, trainer={"callbacks": [Generates]}, eval_strategy="steps", eval_steps=1)
+    looks = callback(on_step_end=generate, on_evaluate=lambda **_: evaluated.append(len(calls)))
+    train(llama(), texts(), True, 2, trainer={"callbacks": [looks]}, eval_strategy="steps", eval_steps=1)
+    assert evaluated == [0, 0]
 
 
 def test_by_default_it_is_for_long_texts_on_mps(train, calls, monkeypatch, device):

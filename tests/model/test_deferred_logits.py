@@ -6,12 +6,12 @@ import io
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM, TrainerCallback
+from transformers import LlamaForCausalLM
 
 from mps_trainer import Trainer
 from mps_trainer.model.patches import deferred_logits
 from mps_trainer.model.patches.deferred_logits import DeferredLogits
-from tests.conftest import logged
+from tests.conftest import callback, logged
 from tests.tiny import SIZES, tiny
 
 pytestmark = pytest.mark.every_device
@@ -132,24 +132,20 @@ def test_a_loss_of_ones_own_has_the_logits_it_would_have_had_and_the_run_says_wh
     assert trainer._mt_overrides.slower["the loss without logits"] == ("compute_loss",)
 
 
-class Copies(TrainerCallback):
-    """Copies the model as an average of weights does, and pickles it as a process of its own needs it."""
+def test_copies_made_in_a_run_have_heads_of_their_own(trained, made):
+    copies, model = {}, llama()
 
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        self.copy = copy.deepcopy(model)
+    def copy_model(model, **_):
+        """Copies the model as an average of weights does, and pickles it as a process of its own needs it."""
         torch.save(model, file := io.BytesIO())
         file.seek(0)
-        self.saved = torch.load(file, weights_only=False)
+        copies.update(copied=copy.deepcopy(model), saved=torch.load(file, weights_only=False))
 
-
-def test_copies_made_in_a_run_have_heads_of_their_own(trained, made):
-    copies, model = Copies(), llama()
-    trained(model, True, {"callbacks": [copies]})
+    trained(model, True, {"callbacks": [callback(on_step_end=copy_model)]})
     assert made
     assert "forward" not in vars(model.lm_head)
-    for each in (model, copies.copy, copies.saved):
-        assert type(each.lm_head) is nn.Linear
-    for each in (copies.copy, copies.saved):
+    assert {type(each.lm_head) for each in (model, *copies.values())} == {nn.Linear}
+    for each in copies.values():
         model.zero_grad()
         each.zero_grad()
         tokens = torch.arange(5, 25).view(1, -1).to(each.device)
@@ -159,14 +155,15 @@ def test_copies_made_in_a_run_have_heads_of_their_own(trained, made):
 
 
 def test_a_wrapper_that_others_put_around_the_head_stays(trained):
-    class Wraps(TrainerCallback):
-        def on_train_begin(self, args, state, control, model=None, **kwargs):
-            plain = model.lm_head.forward
-            model.lm_head.forward = self.forward = lambda hidden: plain(hidden)
+    wrappers, model = [], llama()
 
-    wraps, model = Wraps(), llama()
-    trained(model, True, {"callbacks": [wraps]})
-    assert model.lm_head.forward is wraps.forward
+    def wrap(model, **_):
+        plain = model.lm_head.forward
+        wrappers.append(lambda hidden: plain(hidden))
+        model.lm_head.forward = wrappers[0]
+
+    trained(model, True, {"callbacks": [callback(on_train_begin=wrap)]})
+    assert model.lm_head.forward is wrappers[0]
 
 
 def test_a_model_that_its_user_compiled_trains(trained):

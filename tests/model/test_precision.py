@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
 from tests.conftest import Classifier, callback, logged
@@ -175,18 +174,17 @@ def test_a_model_of_several_forwards_is_autocast_in_each(make_trainer):
 def test_a_copy_made_during_a_run_has_its_own_weights_and_computes_in_float32_afterwards(make_trainer):
     """As a model of reference, or an average of the weights, would be."""
 
-    class Copies(TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            self.twin = copy.deepcopy(model)
-            with torch.no_grad():
-                for parameter in self.twin.parameters():
-                    parameter.zero_()
-                self.logits = self.twin(torch.ones(1, 4, device=args.device))["logits"]
+    twins = []
 
-    copies = Copies()
-    make_trainer({"callbacks": [copies]}, max_steps=1, bf16=True).train()
-    assert copies.logits.abs().max() == 0
-    assert dtypes_in_run(make_trainer({"model": copies.twin}, max_steps=1)) == {torch.float32}
+    def copy_model(args, model, **_):
+        twins.append(copy.deepcopy(model))
+        with torch.no_grad():
+            for parameter in twins[0].parameters():
+                parameter.zero_()
+            assert twins[0](torch.ones(1, 4, device=args.device))["logits"].abs().max() == 0
+
+    make_trainer({"callbacks": [callback(on_step_end=copy_model)]}, max_steps=1, bf16=True).train()
+    assert dtypes_in_run(make_trainer({"model": twins[0]}, max_steps=1)) == {torch.float32}
 
 
 def test_a_model_that_a_library_prepares_is_autocast_too(make_trainer):
@@ -201,23 +199,20 @@ def test_a_model_that_a_library_prepares_is_autocast_too(make_trainer):
 
 @pytest.mark.parametrize("wraps", [functools.wraps, lambda inner: lambda outer: outer], ids=["wraps", "plain"])
 def test_a_wrapper_that_a_callback_puts_around_forward_stays_without_autocast(make_trainer, wraps):
-    class Wraps(TrainerCallback):
-        def on_train_begin(self, args, state, control, model=None, **kwargs):
-            inner = model.forward
+    wrappers = []
 
-            @wraps(inner)
-            def around(x, labels=None):
-                return inner(x, labels)
+    def wrap(model, **_):
+        inner = model.forward
+        wrappers.append(wraps(inner)(lambda x, labels=None: inner(x, labels)))
+        model.forward = wrappers[0]
 
-            model.forward = self.around = around
+    def evaluate(model, **_):
+        make_trainer({"model": model}, bf16=True).evaluate()  # a Trainer inside this one
 
-        def on_train_end(self, args, state, control, model=None, **kwargs):
-            make_trainer({"model": model}, bf16=True).evaluate()  # a Trainer inside this one
-
-    wrapper = Wraps()
-    trainer = make_trainer({"callbacks": [wrapper]}, max_steps=1, bf16=True)
+    both = callback(on_train_begin=wrap, on_train_end=evaluate)
+    trainer = make_trainer({"callbacks": [both]}, max_steps=1, bf16=True)
     assert dtypes_in_run(trainer) == {torch.bfloat16}
-    assert trainer.model.forward is wrapper.around
+    assert trainer.model.forward is wrappers[0]
     with dtypes_of_hidden(trainer.model) as seen:
         trainer.model(torch.ones(1, 4, device=trainer.args.device))
     assert seen == {torch.float32}

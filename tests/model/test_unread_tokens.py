@@ -311,11 +311,7 @@ def adapted(name=CLASSIFIER, **settings):
         (made, {"bf16": True}, 3),
         (lambda: adapted(target_modules=["query", "value", "dense"]), {}, 3),
         # a head that is trained beside adapters
-        (
-            lambda: adapted(WITH_HEAD, target_modules=["query"], modules_to_save=["classifier"]),
-            {},
-            3,
-        ),
+        (lambda: adapted(WITH_HEAD, target_modules=["query"], modules_to_save=["classifier"]), {}, 3),
     ],
 )
 def test_a_run_learns_the_same_weights(make, settings, layers, trained, computed):

@@ -16,7 +16,7 @@ from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.callbacks import RunReport
 from mps_trainer.reports import recorder
 from mps_trainer.reports.record import NAME, PAGE
-from tests.conftest import accuracy, examples
+from tests.conftest import accuracy, callback, examples
 from tests.loop.test_preemption import SignalAt
 
 from .conftest import read_back
@@ -52,14 +52,13 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
 
 
 def test_a_log_that_a_callback_fails_on_is_in_it(make_trainer, tmp_path):
-    class Fails(TrainerCallback):
-        def on_log(self, args, state, control, logs, **kwargs):
-            if "eval_loss" in logs:
-                raise OSError("the tracker is gone")
+    def fail(logs, **_):
+        if "eval_loss" in logs:
+            raise OSError("the tracker is gone")
 
     settings = {"report": True, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2}
     with pytest.raises(OSError, match="gone"):
-        make_trainer({"callbacks": [Fails()]}, **settings).train()
+        make_trainer({"callbacks": [callback(on_log=fail)]}, **settings).train()
     assert "evaluation" in kinds(read_back(tmp_path / "run"))
 
 
@@ -306,12 +305,8 @@ def test_nothing_that_draws_is_loaded_before_the_end(make_trainer, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "pygal" or name == DRAWS]:
         monkeypatch.delitem(sys.modules, name)
     loaded = set()
-
-    class Looks(TrainerCallback):
-        def on_train_end(self, args, state, control, **kwargs):
-            loaded.update(sys.modules)
-
-    make_trainer({"callbacks": [Looks()]}, report=True, max_steps=2, eval_strategy="steps", eval_steps=1).train()
+    looks = callback(on_train_end=lambda **_: loaded.update(sys.modules))
+    make_trainer({"callbacks": [looks]}, report=True, max_steps=2, eval_strategy="steps", eval_steps=1).train()
     assert not {DRAWS, "pygal"} & loaded
     assert DRAWS in sys.modules
 

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from mps_trainer.checkpoints.folders import find_checkpoints
 from tests import HUNG_AFTER
-from tests.conftest import accuracy
+from tests.conftest import accuracy, callback
 from tests.guards.test_signals import default_handlers  # noqa: F401
 from tests.utils.test_terminal import without_reader
 
@@ -69,19 +69,17 @@ def test_a_run_trains_to_its_end_without_output(make_trainer, monkeypatch, strea
 def test_a_signal_that_ends_the_reader_too_is_followed_by_a_save(make_trainer, monkeypatch, signum, own):
     stream = without_reader()
 
-    class Tee(TrainerCallback):
-        """Until the signal comes there is a reader."""
+    def kill(state, **_):
+        """Until then there is a reader."""
+        if state.global_step == 3:
+            monkeypatch.setattr(sys, "stdout", stream)
+            os.kill(os.getpid(), signum)
 
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                monkeypatch.setattr(sys, "stdout", stream)
-                os.kill(os.getpid(), signum)
+    def tell(state, **_):
+        if state.global_step == 3:
+            print("a log", file=stream if own else sys.stdout, flush=True)
 
-        def on_log(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                print("a log", file=stream if own else sys.stdout, flush=True)
-
-    trainer = make_trainer({"callbacks": [Tee()]}, **{**SETTINGS, "max_steps": 12})
+    trainer = make_trainer({"callbacks": [callback(on_step_end=kill, on_log=tell)]}, **{**SETTINGS, "max_steps": 12})
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # taken back after the test
     with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
         trainer.train()

@@ -7,10 +7,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.buckets import buckets_of
-from ..data.loader import length_of
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+from .buckets import buckets_of
+from .loader import length_of
 
 MOST_STEPS = 10**12
 

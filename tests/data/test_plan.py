@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mps_trainer.loop.plan import StepPlan
+from mps_trainer.data.plan import StepPlan
 
 
 @pytest.mark.parametrize(
