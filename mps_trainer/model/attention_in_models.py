@@ -142,6 +142,11 @@ def _mask_for(
 ) -> ChunkedMask | GivenMask | None:
     """Returns the mask for attention in chunks; None where the model's own is to be used."""
     if isinstance(given, ChunkedMask):
+        if given.kv_length != key.shape[2]:  # DeepSeek V4 adds keys, and to its mask only where that is a tensor
+            raise MisconfigurationException(
+                f"{type(module).__name__} has {key.shape[2]} keys, but its mask was made for {given.kv_length}, so "
+                "its attention cannot be computed in chunks. Train with chunked_attention=False."
+            )
         return given
     # A reentrant checkpoint runs first without gradients, and must draw the same dropout both times. A decoder without
     # gradients and without a mask generates: in training its mask is a `ChunkedMask`.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
 _MOST_KEPT = 2**16  # elements of the edge of a plain mask, which is the same for all blocks
@@ -92,10 +93,8 @@ class ChunkedMask:
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def whole(value: Any) -> Any:
-            return value.whole if isinstance(value, cls) else value
-
-        return function(*map(whole, args), **{name: whole(value) for name, value in (kwargs or {}).items()})
+        args, kwargs = tree_map_only(cls, lambda mask: mask.whole, (args, kwargs or {}))  # torch.cat takes a list
+        return function(*args, **kwargs)
 
     def keys(self, start: int, end: int) -> tuple[int, int]:
         """Returns the range of keys that the queries from `start` to `end` may see; at least one key."""

@@ -227,10 +227,18 @@ def test_other_uses_of_a_mask_make_it_whole():
     whole = torch.ones(1, 1, 4, 4).tril()
     assert torch.equal(mask[:, :, 1:], whole[:, :, 1:])
     assert torch.equal(torch.add(mask, other=1), whole + 1)
+    assert torch.equal(torch.cat([mask, whole], dim=-1), torch.cat([whole, whole], dim=-1))  # as in T5Gemma 2
     assert mask.ndim == 4
     assert torch.equal(mask == 0, whole == 0)
     assert torch.equal(1 - mask, 1 - whole)
     assert len(mask) == 1
+
+
+def test_keys_that_are_added_after_their_mask_was_made_are_refused():
+    query, key = torch.randn(1, 2, 4, 4, requires_grad=True), torch.randn(1, 2, 6, 4)
+    mask = ChunkedMask(lambda *index: index[3] <= index[2], Reach(0), 1, 4, 4, torch.device("cpu"))
+    with in_models.attention_chunked(1), pytest.raises(MisconfigurationException, match="was made for 4"):
+        ALL_ATTENTION_FUNCTIONS["sdpa"](torch.nn.Module(), query, key, key, mask)
 
 
 def test_one_query_sees_all_keys_and_eager_attention_has_its_mask_alone(calls):
