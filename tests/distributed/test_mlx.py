@@ -38,7 +38,7 @@ def made(made_by):
     return lambda size, device, together=8: made_by(size, *names[size, together], **over_mlx(device, together))
 
 
-def assert_same_run(name, one, other, losses=1e-6, weights=2e-6):
+def assert_same_run(name, one, other, losses=2e-6, weights=2e-6):  # losses are near 4, whose last bit is 2.4e-7
     if name == "adapters_in_bfloat16" and weights:  # parts of a batch are rounded otherwise than the whole
         losses, weights = 1e-3, 1e-2
     assert one["steps"] == other["steps"]
