@@ -603,7 +603,7 @@ class Trainer:
         padding = getattr(self.processing_class, "pad_token_id", None)
         number = tokens_in(self.model, inputs, which == "non_padding", padding)
         if number is not None:
-            self.state.num_input_tokens_seen += number  # of this process; those of the others come with the update
+            self.state.num_input_tokens_seen += number  # the run adds those of other processes once per update
 
     # Loaders
 

@@ -202,7 +202,7 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
     """Returns `loader` with this process's share of the batches."""
     if is_distributed(loader):
         return loader
-    # without `even` the loader's own batches all count, and it has left out what does not fill one
+    # without `even`, all batches of the loader count: it has already left out an incomplete one
     rank, size, drop_last = processes.rank, processes.size, loader.drop_last and even
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
         own = -(-loader.batch_size // size) if whole else loader.batch_size

@@ -26,8 +26,8 @@ def _command(path: str) -> list[str]:
     """
     words = shlex.split(os.environ.get(COMMAND, ""))
     module = os.path.dirname(path) if os.path.basename(path) == "__main__.py" else os.path.splitext(path)[0]
-    names = os.path.basename(path), os.path.basename(module)  # of a script, of a module
-    is_it = bool(words) and (os.path.basename(words[-1]) == names[0] or words[-1].rpartition(".")[2] == names[1])
+    script, name = os.path.basename(path), os.path.basename(module)
+    is_it = bool(words) and (os.path.basename(words[-1]) == script or words[-1].rpartition(".")[2] == name)
     return words if is_it else []
 
 

@@ -315,7 +315,7 @@ class TrainingRun:
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
         if trainer._mt_processes.is_distributed and self.args.include_num_input_tokens_seen != "no":
-            # once in an update, which the processes may have cut into different numbers of batches
+            # the processes exchange tokens once per update, because each may cut it into another number of batches
             own = trainer.state.num_input_tokens_seen - tokens_before
             trainer.state.num_input_tokens_seen = tokens_before + int(trainer._mt_processes.sum([own])[0])
 

@@ -65,12 +65,12 @@ class RunState:
         if self.plan.batches_per_epoch is None and "epoch" in state:  # the plan does not know the length of an epoch
             self.epoch, self.batches = state["epoch"], state["batches"]
             if (saved := state.get("accumulation", self.plan.accumulation)) != self.plan.accumulation:
-                self.batches = -(-self.batches // saved) * self.plan.accumulation  # the same updates
+                self.batches = -(-self.batches // saved) * self.plan.accumulation  # keeps the number of updates
             if state["epoch_has_ended"] and self.batches:
                 self.epoch, self.batches = self.epoch + 1, 0
         self.epoch_has_ended = state.get("epoch_has_ended", True)
         self.postponed: list[str] = list(state.get("postponed", []))
-        self.grad_norm: torch.Tensor | float | None = state.get("grad_norm")  # for a log at the end of the epoch
+        self.grad_norm: torch.Tensor | float | None = state.get("grad_norm")  # a log at the end of the epoch has both
         self.learning_rate: float | None = state.get("learning_rate")
         self.meter.reset(step)
         if state:

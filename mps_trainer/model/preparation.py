@@ -112,7 +112,7 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
     def add_noise(module: nn.Module, _: Any, embeddings: torch.Tensor) -> torch.Tensor | None:
         if not module.training:
             return None
-        # in float32, for the same numbers as transformers'
+        # transformers computes it in float32, and the noise is to be the same in every bit
         bound = float(alpha / torch.sqrt(torch.tensor(embeddings.size(1) * embeddings.size(2))))
         return embeddings + torch.zeros_like(embeddings).uniform_(-bound, bound)
 
