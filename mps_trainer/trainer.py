@@ -25,6 +25,7 @@ from transformers.trainer_utils import (
     TrainOutput,
     default_compute_objective,
     speed_metrics,
+    validate_quantization_for_training,
 )
 from transformers.utils.generic import can_return_loss, find_labels
 
@@ -68,7 +69,6 @@ from .model.introspection import (
     base_model,
     flos_per_token,
     main_input,
-    require_trainable,
     spans_devices,
     tokens_in,
 )
@@ -282,7 +282,7 @@ class Trainer:
     def _mt_use_model(self, model: nn.Module) -> None:
         """Sets `model` as the Trainer's, moves it to the device, and derives settings from it."""
         args, base = self.args, base_model(model)
-        require_trainable(model)
+        validate_quantization_for_training(model)
         quantized.keep_trainable(model)
         self.is_model_parallel = spans_devices(model)
         self.place_model_on_device = is_placed(model, args)

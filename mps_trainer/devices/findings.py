@@ -30,7 +30,7 @@ SEVERITIES = (ERROR, WARNING, NOTE)
 
 # The oldest releases that setup.cfg takes.
 MINIMUM_TORCH = (2, 6)
-MINIMUM_TRANSFORMERS = (5, 0)
+MINIMUM_TRANSFORMERS = (5, 4)
 
 _GIB = 1024**3
 # The smallest Macs have 8, and macOS takes about 3 of them.

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+from transformers.trainer_utils import compare_trainer_and_checkpoint_args
 
 from ..callbacks.events import Events
 from ..checkpoints.files import damaged
@@ -59,13 +60,8 @@ def _resume(trainer: TrainerSurface, folder: str, splits_batches: bool) -> None:
     callbacks = known.pop("stateful_callbacks", None) or {}
     state = events.state = TrainerState(**{**known, "stateful_callbacks": None})
     _find_best_checkpoint(state, folder)
-    try:
-        from transformers.trainer_utils import compare_trainer_and_checkpoint_args
-    except ImportError:  # a method of transformers' Trainer in the first releases of 5
-        pass
-    else:
-        if state.train_batch_size is not None and not splits_batches:
-            compare_trainer_and_checkpoint_args(trainer.args, state)
+    if state.train_batch_size is not None and not splits_batches:
+        compare_trainer_and_checkpoint_args(trainer.args, state)
     state.stateful_callbacks = callbacks
     try:
         trainer._load_callback_state()

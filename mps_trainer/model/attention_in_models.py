@@ -82,9 +82,8 @@ def attention_chunked(shortest: int | None) -> contextlib.AbstractContextManager
 def _mask_function(plain: Callable, shortest: int) -> Callable:
     @functools.wraps(plain)
     def make_mask(**kwargs: Any) -> Any:
-        # functions that somebody gave may not take blocks of indices, and transformers 5.0 tells no length of queries
-        takes_blocks = not kwargs.get("use_vmap") and "q_length" in kwargs
-        if kwargs["kv_length"] < shortest or not takes_blocks or not torch.is_grad_enabled():
+        # functions that somebody gave may not take blocks of indices
+        if kwargs["kv_length"] < shortest or kwargs.get("use_vmap") or not torch.is_grad_enabled():
             return plain(**kwargs)
         visible, given = kwargs["mask_function"], kwargs.get("attention_mask")
         length, offset = kwargs["kv_length"], kwargs.get("kv_offset", 0)

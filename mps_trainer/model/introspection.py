@@ -85,17 +85,6 @@ def spans_devices(model: nn.Module) -> bool:
     return len(places - {"cpu", "disk"}) > 1
 
 
-def require_trainable(model: nn.Module) -> None:
-    """Raises ValueError for a quantized model that has no adapters to train."""
-    if not getattr(model, "is_quantized", False):
-        return
-    try:
-        from transformers.trainer_utils import validate_quantization_for_training
-    except ImportError:  # not in the first releases of transformers 5
-        return
-    validate_quantization_for_training(model)
-
-
 def check_trainable(model: nn.Module) -> None:
     """Raises MisconfigurationException if no parameter of `model` requires a gradient."""
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -139,10 +139,7 @@ def _align_special_tokens(model: Any, processing_class: Any) -> None:
     if processing_class is None or not hasattr(model, "config"):
         return
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
+    from transformers.trainer_utils import align_special_tokens
 
     if isinstance(processing_class, (PreTrainedTokenizerBase, ProcessorMixin)):
-        try:
-            from transformers.trainer_utils import align_special_tokens
-        except ImportError:  # a method of transformers' Trainer in the first releases of 5
-            return
         align_special_tokens(model, processing_class)

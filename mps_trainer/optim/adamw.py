@@ -107,7 +107,7 @@ class AdamW(torch.optim.AdamW):
         self.clip_divisor = None
         for group in self.param_groups:
             lists: list[list[Any]] = [[] for _ in range(6)]
-            self._init_group(group, *lists)
+            torch.optim.Adam._init_group(self, group, *lists)  # AdamW of torch 2.6 has one with other arguments
             if not lists[0]:
                 continue
             alike: Any = [(lists, None)]

@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 _NO_DECAY_NAMES = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 _IN_8_BITS = frozenset(("adamw_8bit", "adamw_bnb_8bit", "ademamix_8bit", "lion_8bit", "rmsprop_bnb_8bit"))
-# GreedyLR is not in the first releases of transformers 5.
-_FOLLOW_METRIC = (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(their_optimization, "GreedyLR", ()))
+_FOLLOW_METRIC = (torch.optim.lr_scheduler.ReduceLROnPlateau, their_optimization.GreedyLR)
 _NO_SETTINGS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 
 
@@ -102,12 +101,8 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
 
 
 def _from_transformers(args: Any, model: Any, optim_args: dict[str, str]) -> tuple[Any, dict[str, Any]]:
-    try:
-        from transformers import trainer_optimizer as theirs
-    except ImportError:  # the first releases of transformers 5 have it as a method
-        from transformers.trainer import Trainer
+    from transformers import trainer_optimizer as theirs
 
-        return Trainer.get_optimizer_cls_and_kwargs(args, model)
     given = _Settings(optim_args)
     context = theirs.OptimizerContext(
         args=args,

@@ -159,7 +159,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
         "transformers", "install transformers: ", 1, packages={"torch": "2.15.0", "numpy": "2.4.6"}
     ),
     "transformers old": m3(
-        "transformers", "'transformers>=5.0,<6'", 1, packages={**INSTALLED, "transformers": "4.57.1"}
+        "transformers", "'transformers>=5.4,<6'", 1, packages={**INSTALLED, "transformers": "4.57.1"}
     ),
     # several at once: what keeps the GPU idle first, then what goes wrong, notes last
     "an old mac in disorder": Diagnosed(

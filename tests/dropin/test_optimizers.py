@@ -1,6 +1,5 @@
 """Optimizers, parameter groups and learning-rate schedules of transformers' Trainer and this one, side by side."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -219,14 +218,6 @@ def test_galore_without_target_modules_is_refused(tmp_path):
     pytest.importorskip("galore_torch", reason="GaLore's own settings are looked at after its package")
     with pytest.raises(MisconfigurationException, match="optim_target_modules"):
         make(mps_trainer, tmp_path, optim="galore_adamw").create_optimizer()
-
-
-def test_optimizers_work_without_trainer_optimizer_module(tmp_path, monkeypatch):
-    assert transformers.Trainer  # it imports the module, so it has to be loaded before the module is gone
-    monkeypatch.setitem(sys.modules, "transformers.trainer_optimizer", None)
-    monkeypatch.delattr(transformers, "trainer_optimizer", raising=False)
-    trainer = make(mps_trainer, tmp_path, **optim_settings("sgd"))
-    assert trainer.create_optimizer().defaults["momentum"] == 0.9
 
 
 @pytest.mark.parametrize(("device", "fused"), [("mps", True), ("cuda", True), ("cpu", True), ("meta", None)])

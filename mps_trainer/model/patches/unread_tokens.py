@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
-from transformers.modeling_layers import GradientCheckpointingLayer
+from torch.nn.modules import module as torch_module
 
 from ...utils.attributes import attributes_replaced
 from ..introspection import base_model
@@ -37,8 +36,10 @@ _ATTENTION = ("sdpa", "eager")  # kinds that take one query for many keys, with 
 # Modules of these compute each token by itself: adapters of PEFT, linear layers of bitsandbytes, and those of torch.
 _OF_TORCH = ("activation", "container", "dropout", "linear", "normalization")
 _BY_TOKEN = ("transformers.", "peft.", "bitsandbytes.", *(f"torch.nn.modules.{name}" for name in _OF_TORCH))
-# Earlier releases of transformers 5 checkpoint around the forward of a layer.
-_CHECKPOINTS_IN_FORWARD = "__call__" not in vars(GradientCheckpointingLayer)
+# The hooks of all modules. torch asks for them in one function only in its latest releases.
+_GLOBAL_HOOKS = [
+    hooks for name, hooks in vars(torch_module).items() if name.startswith(("_global_backward_", "_global_forward_"))
+]
 _FIRST_ONLY = "_mt_first_token_only"  # an argument that the models hand on to their layers, also to recompute them
 
 
@@ -104,7 +105,7 @@ def _asking_for_first_token(plain: Any) -> Any:
         heads = [each for each in self.children() if each is not base]
         poolers = [each for each in base.children() if each is not base.encoder and each is not base.embeddings]
         readers = (module for each in (*heads, *poolers, layer) for module in each.modules())
-        is_watched = _has_any_global_hook() or any(map(_is_watched, (base, base.encoder, *readers)))
+        is_watched = any(_GLOBAL_HOOKS) or any(map(_is_watched, (base, base.encoder, *readers)))
         if _is_replaced(layer) and not is_watched and self.config._attn_implementation in _ATTENTION:
             kwargs[_FIRST_ONLY] = True
         return plain(*args, **kwargs) if of_class is None else of_class(self, *args, **kwargs)
@@ -125,10 +126,7 @@ def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, 
     """Computes the forward pass of the last layer."""
     is_known_mask = attention_mask is None or (isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4)
     if kwargs.pop(_FIRST_ONLY, False) and is_known_mask and kwargs.get("past_key_values") is None:
-        compute: Any = functools.partial(_first_token, self, **kwargs)
-        if self.gradient_checkpointing and self.training and _CHECKPOINTS_IN_FORWARD:
-            compute = functools.partial(self._gradient_checkpointing_func, compute)
-        return compute(hidden_states, attention_mask, *args)
+        return _first_token(self, hidden_states, attention_mask, *args, **kwargs)
     return type(self).forward(self, hidden_states, attention_mask, *args, **kwargs)
 
 
