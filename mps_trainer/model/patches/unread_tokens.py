@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...utils.attributes import attributes_replaced
 from ..introspection import base_model
@@ -36,6 +37,8 @@ _ATTENTION = ("sdpa", "eager")  # kinds that take one query for many keys, with 
 # Modules of these compute each token by itself: adapters of PEFT, linear layers of bitsandbytes, and those of torch.
 _OF_TORCH = ("activation", "container", "dropout", "linear", "normalization")
 _BY_TOKEN = ("transformers.", "peft.", "bitsandbytes.", *(f"torch.nn.modules.{name}" for name in _OF_TORCH))
+# Newer releases of transformers checkpoint in the forward of a layer, which is replaced here, older ones around it.
+_CHECKPOINTS_IN_FORWARD = "__call__" not in vars(GradientCheckpointingLayer)
 # The hooks of all modules. torch asks for them in one function only in its latest releases.
 _GLOBAL_HOOKS = [
     hooks for name, hooks in vars(torch_module).items() if name.startswith(("_global_backward_", "_global_forward_"))
@@ -126,7 +129,10 @@ def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, 
     """Computes the forward pass of the last layer."""
     is_known_mask = attention_mask is None or (isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4)
     if kwargs.pop(_FIRST_ONLY, False) and is_known_mask and kwargs.get("past_key_values") is None:
-        return _first_token(self, hidden_states, attention_mask, *args, **kwargs)
+        compute: Any = functools.partial(_first_token, self, **kwargs)
+        if self.gradient_checkpointing and self.training and _CHECKPOINTS_IN_FORWARD:
+            compute = functools.partial(self._gradient_checkpointing_func, compute)
+        return compute(hidden_states, attention_mask, *args)
     return type(self).forward(self, hidden_states, attention_mask, *args, **kwargs)
 
 
