@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "checkpoints do not record them. The exit status is 0, or 2 when a folder has no run or a file is damaged.",
     )
     command.add_argument("folder", metavar="OUTPUT_DIR", help="the output_dir of a run, or one of its checkpoints")
-    command.add_argument("others", metavar="OTHER", nargs="*", help="runs to compare it with")
+    command.add_argument("others", metavar="OTHER", nargs="*", default=[], help="runs to compare it with")
     command.add_argument("--output", metavar="FILE", help="write the page to FILE")
     return command
 

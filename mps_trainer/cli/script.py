@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,15 @@ def run_script(path: str, arguments: list[str]) -> int:
     """
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
+    begun = time.time()
     try:
         with contextlib.redirect_stdout(sys.stdout), contextlib.redirect_stderr(sys.stderr):
             runpy.run_path(path, run_name="__main__")
-    except ScriptStopped:
+    except ScriptStopped as stopped:
+        trainer = stopped.found[-1]
+        with contextlib.suppress(OSError):  # the folder has files
+            if trainer is not None and os.stat(trainer.args.output_dir).st_ctime >= begun:
+                os.rmdir(trainer.args.output_dir)  # the Trainer made it
         raise
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):

@@ -84,7 +84,7 @@ def spoil(func: Any, args: tuple) -> None:
 
 
 class HostReads(TorchFunctionMode):
-    """Lets NumPy and lists read fake tensors: the known values, else ones."""
+    """Lets NumPy, lists and format strings read fake tensors: the known values, else ones."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func in _READS and isinstance(args[0], FakeTensor):
@@ -95,4 +95,4 @@ class HostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_READS = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
+_READS = {Tensor.numpy, Tensor.__array__, Tensor.__format__, Tensor.tolist}

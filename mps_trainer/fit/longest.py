@@ -83,4 +83,4 @@ def _stretched(tensor: torch.Tensor, shape: torch.Size, tokens: int) -> torch.Te
     """Returns a tensor of integers of the texts' shape with `tokens` in place of their length; others as they are."""
     if tensor.shape != shape or tensor.is_floating_point():
         return tensor
-    return tensor.repeat(1, -(-tokens // shape[1]))[:, :tokens]
+    return tensor.repeat(1, -(-tokens // shape[1]))[:, :tokens].contiguous()

@@ -20,13 +20,14 @@ from ..errors import MisconfigurationException
 from ..loop.run import TrainingRun
 from ..model.introspection import base_model
 from ..model.preparation import prepared_for_training
+from ..optim import adamw
 from ..utils import blocks
 from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
 from .known_values import HostReads, fake_with_values
-from .linear_of_mps import linear
 from .memory_tracker import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
+from .operators_of_mps import operators_of_mps
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -106,12 +107,18 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
     if change is not None:
         with fake_mode(), MemoryTracker():  # the tracker answers for values that fake tensors lack
             change(stand_in)
-    prepare = stand_in._prepare_inputs
-    stand_in._prepare_inputs = lambda inputs: map_tensors(prepare(inputs), fake_with_values)  # type: ignore[method-assign]
-    tracker = MemoryTracker(_vocabulary(stand_in.model))
+    prepare, tracker = stand_in._prepare_inputs, MemoryTracker(_vocabulary(stand_in.model))
+
+    def prepare_counted(inputs: Any) -> Any:
+        inputs = map_tensors(prepare(inputs), fake_with_values)
+        tracker.belongs(tensors_in(inputs), ACTIVATIONS)
+        return inputs
+
+    stand_in._prepare_inputs = prepare_counted  # type: ignore[method-assign]
     with contextlib.ExitStack() as stack:
         stack.enter_context(prepared_for_training(stand_in, _MPS))
-        stack.enter_context(attributes_replaced([(blocks, "starts", tracker.first_and_last)]))
+        changes = [(blocks, "starts", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
+        stack.enter_context(attributes_replaced(changes))
         run = TrainingRun(stand_in)
         divisors = stand_in._mt_loss.divisors([batch.inputs])
         stack.enter_context(fake_mode())
@@ -159,9 +166,9 @@ def _stand_in(trainer: Trainer) -> Trainer:
 
 @contextlib.contextmanager
 def as_on_mps() -> Iterator[None]:
-    """Makes attention, autocast and linear layers on the CPU behave as on mps."""
-    linear_of_mps = overridden({"linear": linear}, "AutogradCPU")
-    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps, modules_convert_fakes():
+    """Makes attention, autocast, linear layers and dropout on the CPU behave as on mps."""
+    operators = overridden(operators_of_mps(), "AutogradCPU")
+    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), operators, modules_convert_fakes():
         yield
 
 

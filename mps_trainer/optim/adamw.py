@@ -16,9 +16,9 @@ from torch.optim import optimizer as torch_optimizer
 
 from ..devices.accelerators import ACCELERATORS
 
-_JOINED = 2**24  # elements: gradients are joined in pieces of at most this, so that little memory goes into it
+_JOINED = 2**24  # elements: gradients are joined in pieces of at most this, one at a time, to save memory
 _ALONE = 2**22  # elements from which on a gradient is not worth copying
-_JOINED_ON_CPU = 2**16  # elements in all, up to which a copy is faster on the CPU than a kernel for each gradient
+JOINED_ON_CPU = 2**16  # elements in all, up to which a copy is faster on the CPU than a kernel for each gradient
 
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -28,24 +28,23 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     kinds = {(gradient.device.type, gradient.dtype, gradient.layout) for gradient in gradients}
     devices = {device for device, _, layout in kinds if layout == torch.strided}
-    few = devices == {"cpu"} and sum(gradient.numel() for gradient in gradients) <= _JOINED_ON_CPU
+    few = devices == {"cpu"} and sum(gradient.numel() for gradient in gradients) <= JOINED_ON_CPU
     if len(kinds) != 1 or not (few or devices == {"mps"}):
         return torch.nn.utils.get_total_norm(gradients)
-    pieces: list[torch.Tensor] = []
+    norms: list[torch.Tensor] = []
     joined: list[torch.Tensor] = []
     size = 0
     for gradient in gradients:
         if gradient.numel() >= _ALONE:
-            pieces.append(gradient)
+            norms.append(torch.linalg.vector_norm(gradient))
             continue
         if size + gradient.numel() > _JOINED:
-            pieces.append(torch.cat(joined))
+            norms.append(torch.linalg.vector_norm(torch.cat(joined)))
             joined, size = [], 0
         joined.append(gradient.reshape(-1))
         size += gradient.numel()
     if joined:
-        pieces.append(torch.cat(joined))
-    norms = [torch.linalg.vector_norm(piece) for piece in pieces]
+        norms.append(torch.linalg.vector_norm(torch.cat(joined)))
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 

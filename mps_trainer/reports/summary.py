@@ -38,7 +38,7 @@ def outcome(record: RunRecord) -> tuple[str, str, str]:
     kind, text = record.outcome.get("kind"), str(record.outcome.get("text") or "")
     step, most = record.outcome.get("step") or 0, record.outcome.get("max_steps") or 0
     steps = f"{number(step)} of {number(most)} steps" if most else f"{number(step)} steps"
-    done = steps + (f" in {duration(record.seconds)}" if record.seconds else "")
+    done = steps + (f" in {duration(record.seconds)}{_since(record)}" if record.seconds else "")
     if device := device_name(record):
         done += f" on {device}"
     if kind == FINISHED:
@@ -50,6 +50,12 @@ def outcome(record: RunRecord) -> tuple[str, str, str]:
     if kind == RUNNING:
         return "not ended", "neutral", f"{done} when this was written."
     return "unknown end", "neutral", f"{steps}; {record.source} does not tell how the run ended."
+
+
+def _since(record: RunRecord) -> str:
+    """Returns " since step 20" if earlier steps have no record, such as those of transformers' Trainer."""
+    first = record.sessions[0].first_step if record.sessions else 0
+    return f" since step {number(first)}" if first else ""
 
 
 def device_name(record: RunRecord) -> str:
@@ -86,13 +92,14 @@ def _last(record: RunRecord, name: str) -> float | None:
 def throughput(record: RunRecord) -> tuple[float, str] | None:
     """Returns examples per second, as the last line in the terminal has them, and how they were measured.
 
-    For a run without that line: the median of the rates between two logs.
+    That line is of the last session alone. For a run without that line: the median of the rates between two logs.
     """
     rates = curves.rates(record, STEP, record.data.get("batch") or 0).y
     median = statistics.median(rates) if rates else None
     if (whole := _last(record, "train_samples_per_second")) is not None:
         more = "" if median is None else f"; median between logs {number(median)}"
-        return whole, f"samples/s of the whole run{more}"
+        is_resumed = len(record.sessions) > 1 or _since(record)
+        return whole, f"samples/s of the {'last session' if is_resumed else 'whole run'}{more}"
     return None if median is None else (median, "samples/s, median between logs")
 
 
@@ -102,7 +109,8 @@ def headline(record: RunRecord) -> list[Row]:
     tiles: list[Row] = [(metric_name(name), number(value), _explanation(record, name)) for name, value in metrics]
     if record.seconds:
         count = len(record.sessions)
-        tiles.append(("training time", duration(record.seconds), f"in {count} sessions" if count > 1 else ""))
+        explanation = f"in {count} sessions" if count > 1 else _since(record).strip()
+        tiles.append(("training time", duration(record.seconds), explanation))
     if (speed := throughput(record)) is not None:
         tiles.append(("throughput", number(speed[0]), speed[1]))
     device = device_name(record) or "device"

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -215,6 +216,22 @@ def test_norm_equals_torch_in_any_number_of_pieces(device, joined, monkeypatch):
     grads[1].fill_(float("nan"))
     assert torch.isnan(total_norm(grads))
     assert total_norm([]) == 0
+
+
+def test_norm_copies_one_piece_at_a_time(device, monkeypatch):
+    """All pieces together would have the memory of all small gradients."""
+    pieces, cat = [], torch.cat
+
+    def join(tensors):
+        assert not any(piece() is not None for piece in pieces)
+        joined = cat(tensors)
+        pieces.append(weakref.ref(joined))
+        return joined
+
+    monkeypatch.setattr(adamw, "_JOINED", 16)
+    monkeypatch.setattr(torch, "cat", join)
+    total_norm([torch.ones(8, device=device) for _ in range(8)])
+    assert len(pieces) == 4
 
 
 def test_kernel_that_ignores_the_scale_does_not_clip(device, monkeypatch):

@@ -39,7 +39,7 @@ def test_several_runs_are_compared_in_the_current_folder(recorded, capsys, monke
         (["run", "--output", "gone/page.html"], "gone/page.html cannot be written: No such file or directory."),
         (["damaged"], "damaged/run_record.json cannot be read: it is not JSON ("),
         (["odd"], "odd/report.html was not written: no report can be made of odd/run_record.json (TypeError: "),
-        ([], "the following arguments are required: OUTPUT_DIR"),
+        ([], "the following arguments are required: OUTPUT_DIR. See"),
     ],
     ids=" ".join,
 )

@@ -21,7 +21,7 @@ def test_the_headline_has_the_metrics_first(record):
         ("evaluation loss", "0.6", ""),
         ("training loss", "0.4", "last logged; mean of the run 0.6"),
         ("training time", "8.0 s", "in 2 sessions"),
-        ("throughput", "8.5", "samples/s of the whole run; median between logs 8"),
+        ("throughput", "8.5", "samples/s of the last session; median between logs 8"),
         ("peak memory", "2.0 GiB", "of the process, at logs"),
     ]
 
@@ -31,6 +31,15 @@ def test_throughput_of_a_run_that_has_not_ended_is_the_median(record):
     assert summary.throughput(record) == (8.0, "samples/s, median between logs")
     record.sessions = []
     assert summary.throughput(record) is None
+
+
+def test_time_and_throughput_are_of_the_steps_with_a_record(record):
+    del record.sessions[1]
+    assert summary.throughput(record)[1].startswith("samples/s of the whole run")
+    record.sessions[0].first_step = 2  # resumed from a checkpoint of transformers
+    assert summary.throughput(record)[1].startswith("samples/s of the last session")
+    assert ("training time", "4.0 s", "since step 2") in summary.headline(record)
+    assert summary.outcome(record)[2] == "4 of 4 steps in 4.0 s since step 2 on simulated mps."
 
 
 def test_a_run_that_logged_no_loss_shows_the_mean(record):

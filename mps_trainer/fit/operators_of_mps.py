@@ -1,10 +1,13 @@
-"""Makes linear layers on the CPU save the same tensors for the backward pass as on mps."""
+"""Makes linear layers and dropout on the CPU save the same tensors for the backward pass as on mps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ..check.table import Support, operator_table
 
 
 class _Linear(torch.autograd.Function):
@@ -27,7 +30,18 @@ class _Linear(torch.autograd.Function):
         return of_hidden, of_weight, rows.sum(0) if needed[2] else None
 
 
-def linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     if weight.dim() == 2:
         return _Linear.apply(hidden, weight, bias)
     return hidden @ weight if bias is None else hidden @ weight + bias
+
+
+def _dropout(hidden: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Keeps a mask of booleans for the backward pass, where the CPU keeps one of the input's format."""
+    return torch.native_dropout(hidden, p, True)[0] if train and p > 0 else hidden
+
+
+def operators_of_mps() -> dict[str, Callable]:
+    """Returns the replacements for the operators of these names."""
+    has_kernel = operator_table().support("aten::native_dropout") is Support.NATIVE
+    return {"linear": _linear, **({"dropout": _dropout} if has_kernel else {})}
