@@ -125,11 +125,6 @@ def _rebalanced(lengths: list[int], update: int, accumulation: int, drop_last: b
     return kind(lengths, update, grad_accum=accumulation, drop_last=drop_last, **processes)
 
 
-def is_batch_sampler(sampler: Any) -> bool:
-    """Returns True if `sampler` makes the batches itself, so that no batch size applies."""
-    return isinstance(sampler, BucketBatchSampler) or type(sampler).__name__ == "BatchRebalanceSampler"
-
-
 def fitted_buckets(
     dataset: Any, args: TrainingArguments, processing_class: Any, remove_unused_columns: Callable[..., Any]
 ) -> LengthBuckets | None:
