@@ -318,7 +318,9 @@ class Checkpoints:
         def find() -> str | None:
             own, supervised = None, trainer._mt_supervised
             if supervised is not None and supervised.is_restarted and trial is None:
-                own = folders.newest_of_run(supervised.run_id, self._given)
+                found = folders.find_checkpoints(self._given)
+                saved = [each for each in found if manifest.entry(each, "run") == supervised.run_id]
+                own, _ = folders.last_saved(saved)
             return own or folders.checkpoint_to_resume(requested, self._given)
 
         return trainer._mt_processes.first_does(find)
