@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..devices.watermarks import HIGH, memory_limit
-from ..utils.amounts import format_bytes
 from ..utils.nested import plain_tensors_in
+from ..utils.text import format_bytes
 
 logger = logging.getLogger(__name__)
 
