@@ -25,7 +25,6 @@ from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
 from .known_values import HostReads, fake_with_values
-from .linear_of_mps import linear
 from .memory_tracker import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 
 if TYPE_CHECKING:
@@ -160,9 +159,36 @@ def _stand_in(trainer: Trainer) -> Trainer:
 @contextlib.contextmanager
 def as_on_mps() -> Iterator[None]:
     """Makes attention, autocast and linear layers on the CPU behave as on mps."""
-    linear_of_mps = overridden({"linear": linear}, "AutogradCPU")
+    linear_of_mps = overridden({"linear": _linear}, "AutogradCPU")
     with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps, modules_convert_fakes():
         yield
+
+
+class _Linear(torch.autograd.Function):
+    """Computes a linear layer as one operator, as on mps: it saves its input even if its weight needs no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        result = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
+        # Not a view(): autograd refuses in-place changes of a view that a Function returns.
+        return torch.ops.aten._unsafe_view.default(result, [*hidden.shape[:-1], len(weight)])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        hidden, weight = ctx.saved_tensors
+        needed, rows = ctx.needs_input_grad, grad.reshape(-1, grad.shape[-1])
+        of_hidden = (rows @ weight).view_as(hidden) if needed[0] else None
+        of_weight = rows.t() @ hidden.reshape(-1, hidden.shape[-1]) if needed[1] else None
+        return of_hidden, of_weight, rows.sum(0) if needed[2] else None
+
+
+def _linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Computes a linear layer that saves the same tensors for the backward pass as on mps."""
+    if weight.dim() == 2:
+        return _Linear.apply(hidden, weight, bias)
+    return hidden @ weight if bias is None else hidden @ weight + bias
 
 
 def _make_gradients(parameters: list[nn.Parameter], tracker: MemoryTracker) -> None:
