@@ -16,7 +16,7 @@ from docutils.parsers.rst import Directive
 from tables import table
 
 from mps_trainer.devices.recorded import read_facts
-from mps_trainer.utils.amounts import format_bytes
+from mps_trainer.utils.text import format_bytes
 
 FOLDER = Path(__file__).parents[1] / "selftests"
 

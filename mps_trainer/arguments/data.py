@@ -50,13 +50,3 @@ class DataArguments:
         True, "Return batches in the order of their indices, even if a later one is ready first."
     )
     length_column_name: str = option("length", "Column with the lengths of the examples, for sampling by length.")
-
-
-def parts_of_batch(batch_size: int, accumulation: int) -> int:
-    """Returns the number of parts of a training batch with bucket_by_length. A part has examples of similar length.
-
-    Two, unless several batches make an update anyway, or a part would have fewer than 8 examples. An update whose
-    examples all have one length follows what is peculiar to that length, and training in which every update does
-    learns less, or at a high learning rate nothing: the page on data has the measurements.
-    """
-    return 2 if accumulation == 1 and batch_size >= 16 and batch_size % 2 == 0 else 1

@@ -15,9 +15,8 @@ from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
 from ..model.attention_in_models import describe_attention
 from ..training_args import TrainingArguments
-from ..utils.amounts import format_bytes
 from ..utils.overrides import Overrides
-from ..utils.text import choice_text
+from ..utils.text import choice_text, format_bytes
 
 logger = logging.getLogger(__name__)
 # The logger whose level scripts for transformers set, and whose lines they and their users look for.

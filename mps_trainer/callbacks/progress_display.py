@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from ..guards.memory import measure
-from ..utils.amounts import format_bytes
+from ..utils.text import format_bytes
 
 _EVERY = 0.5  # seconds between two looks at memory and clock; between them a step costs an addition
 # Seconds between two lines: what goes by faster needs no line, and a log of many short evaluations stays readable.

@@ -24,7 +24,6 @@ class Recording(Protocol):
     residency: Residency
     is_paused: bool
 
-    def paused(self) -> AbstractContextManager[None]: ...
     def having(self, **values: bool) -> AbstractContextManager[None]: ...
     def read(self, what: str) -> None: ...
 
@@ -96,7 +95,7 @@ class HostCalls(TorchFunctionMode):
         if not residency.on_device(tensor):
             return func(*args, **kwargs)
         self.tracer.read(_READS[func])
-        with self.tracer.paused():
+        with self.tracer.having(is_paused=True):
             result = func(*args, **kwargs)
             if not isinstance(result, Tensor):
                 return result
@@ -126,7 +125,7 @@ class HostCalls(TorchFunctionMode):
             self.tracer.read('.to("cpu")')
         elif not to_host and not _non_blocking(args[1:], kwargs):
             self.tracer.read(".to(device)")
-        with self.tracer.paused():
+        with self.tracer.having(is_paused=True):
             result = self._copy(tensor.to(*args[1:], **kwargs), tensor, on_device=not to_host)
         if not to_host and result.dtype in REFUSED_DTYPES:
             self.tracer.recorder.moved(result, current_line())

@@ -13,7 +13,7 @@ from ..devices.large_products import Product
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_of
 from .source import SourceLine
-from .table import OperatorTable, Support
+from .table import OperatorTable
 
 REFUSED_DTYPES = (torch.float64, torch.complex128)
 MOVED = "tensor copied to the device"
@@ -37,9 +37,6 @@ class Recorder:
         self._named = WeakIdKeyDictionary()  # by storage: the names that it has already
         self._moved = WeakIdKeyDictionary()  # by storage: the line that moved it
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
-
-    def support(self, name: str) -> Support:
-        return self.table.support(name, self.fallback)
 
     def operator(self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None) -> None:
         self._first_lines.setdefault((name, phase), where)
@@ -111,7 +108,14 @@ class Recorder:
 
     def report(self) -> CoverageReport:
         operators = [
-            OperatorUse(name, self.support(name), phase, calls.total(), len(calls), self._first_lines[name, phase])
+            OperatorUse(
+                name,
+                self.table.support(name, self.fallback),
+                phase,
+                calls.total(),
+                len(calls),
+                self._first_lines[name, phase],
+            )
             for (name, phase), calls in self._operators.items()
         ]
         return CoverageReport(

@@ -49,9 +49,9 @@ class SourceLine:
                 return parts[i + 1].removesuffix(".py")
         return None
 
-    def shows(self, text: str, lines: int = 5) -> bool:
-        """Returns True if `text` is in the line or the next of `lines`, through which a condition may go on."""
-        return any(text in linecache.getline(self.file, self.line + i) for i in range(lines))
+    def shows(self, text: str) -> bool:
+        """Returns True if `text` is in the line or the next four, through which a condition may go on."""
+        return any(text in linecache.getline(self.file, self.line + i) for i in range(5))
 
     def __str__(self) -> str:
         """Returns two parts of the path, which tell one `modeling.py` from another, and the line."""

@@ -46,7 +46,7 @@ class Tracer:
         self.residency = Residency(unknown_on_device)
         self.recorder = Recorder(operator_table(), self.fallback)
         self.phases = Phases(self._enter_module, self._before_step)
-        self.is_paused = False
+        self.is_paused = False  # records nothing
         self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
         self.singular_values_only = False  # within functions that want no singular vectors
         self.float64_is_of_the_cpu = False  # within functions that count in float64 on the CPU alone
@@ -88,10 +88,6 @@ class Tracer:
         """Marks the tensors in `values` (modules, dictionaries, lists) as being on the device."""
         self.residency.put((tensor for _, tensor in named_tensors(values)), True)
 
-    def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Records nothing inside."""
-        return self.having(is_paused=True)
-
     @contextlib.contextmanager
     def having(self, **values: bool) -> Iterator[None]:
         """Sets these attributes of the tracer inside."""
@@ -131,12 +127,12 @@ class Tracer:
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
         self.recorder.product(func.name(), self.phases.now(), tensors, line)
-        support = self.recorder.support(func.name())
+        support = self.recorder.table.support(func.name(), self.fallback)
         with contextlib.ExitStack() as stack:
             if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):
                 self.read(func.name())
                 stack.enter_context(self.having(reads_are_free=True))  # reads of its parts are the same wait
-            result = self._record_and_run(func, args, kwargs, on_device, line)
+            result = self._record_and_run(func, args, kwargs, support, on_device, line)
         results = tensors_in(result)
         if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
             self._check_results(func, results, line)
@@ -153,14 +149,18 @@ class Tracer:
         return self.factory_on_device is not False  # called by torch itself: on the device of its tensors
 
     def _record_and_run(
-        self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: list[torch.Tensor], line: SourceLine | None
+        self,
+        func: Any,
+        args: tuple,
+        kwargs: dict[str, Any],
+        support: Support,
+        on_device: list[torch.Tensor],
+        line: SourceLine | None,
     ) -> Any:
         phase = self.phases.now()
         instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
-        name = func.name()
-        support = self.recorder.support(name)
         if instead is None or support is Support.COMPOSITE:
-            self.recorder.operator(name, phase, on_device, line)
+            self.recorder.operator(func.name(), phase, on_device, line)
         for other in instead or ():
             self.recorder.operator(other, phase, on_device, line)
         if instead is not None or support is not Support.COMPOSITE or func in self._expanding:
@@ -212,7 +212,7 @@ class Tracer:
         """Records a module that no other module called: the model, or a loss."""
         if self.is_paused:
             return
-        with self.paused():
+        with self.having(is_paused=True):
             self.on_device(module, inputs)
             self.recorder.module(module)
             named = list(named_tensors(inputs))

@@ -34,12 +34,9 @@ _THREAD = "mps_trainer checkpoint"
 
 def wait_for_background() -> None:
     """Waits for all checkpoints that this process writes in the background. An interrupted run leaves one behind."""
-    for thread in _threads():
-        thread.join()
-
-
-def _threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == _THREAD]
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join()
 
 
 class Checkpoints:
@@ -99,7 +96,8 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits for the checkpoint in the background and raises its error, once."""
         writing = self._writing
-        if writing is not None and _threads():  # a forked process has none
+        is_running = any(thread.name == _THREAD for thread in threading.enumerate())  # False in a forked process
+        if writing is not None and is_running:
             wait([writing])  # a signal may interrupt it, so the checkpoint is forgotten afterwards
         self._writing = None
         if writing is not None and writing.done():
@@ -320,7 +318,9 @@ class Checkpoints:
         def find() -> str | None:
             own, supervised = None, trainer._mt_supervised
             if supervised is not None and supervised.is_restarted and trial is None:
-                own = folders.newest_of_run(supervised.run_id, self._given)
+                found = folders.find_checkpoints(self._given)
+                saved = [each for each in found if manifest.entry(each, "run") == supervised.run_id]
+                own, _ = folders.last_saved(saved)
             return own or folders.checkpoint_to_resume(requested, self._given)
 
         return trainer._mt_processes.first_does(find)

@@ -124,14 +124,13 @@ class StoredTensor(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _METADATA:
             return super().__torch_function__(func, types, args, kwargs)
-        if func is torch.Tensor.copy_ and isinstance(args[1], cls) and args[1]._fits(args[0]):
-            return args[1]._copy_to(args[0])
+        if func is torch.Tensor.copy_ and isinstance(args[1], cls):
+            target, stored = args
+            # a subclass, such as a quantized weight, gets the whole tensor
+            if type(target) in (torch.Tensor, torch.nn.Parameter) and target.shape == stored.shape:
+                return stored._copy_to(target)
         args, kwargs = tree_map_only(cls, lambda stored: stored._file.read(stored._name), (args, kwargs or {}))
         return func(*args, **kwargs)
-
-    def _fits(self, target: torch.Tensor) -> bool:
-        # a subclass, such as a quantized weight, gets the whole tensor
-        return type(target) in (torch.Tensor, torch.nn.Parameter) and target.shape == self.shape
 
     def _copy_to(self, target: torch.Tensor) -> torch.Tensor:
         count = self.shape[0]

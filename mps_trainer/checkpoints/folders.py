@@ -80,7 +80,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
 
 def _newest_whole(output_dir: str) -> str:
     found = find_checkpoints(output_dir)
-    newest, damaged = _last_saved(found)
+    newest, damaged = last_saved(found)
     if newest is not None:
         _warn_of_order(newest, [folder for folder in found if folder not in damaged])
         return newest
@@ -96,12 +96,7 @@ def _newest_whole(output_dir: str) -> str:
     )
 
 
-def newest_of_run(run: str, output_dir: str) -> str | None:
-    """Returns the newest whole checkpoint in `output_dir` that the run with this id saved; None without one."""
-    return _last_saved([each for each in find_checkpoints(output_dir) if manifest.entry(each, "run") == run])[0]
-
-
-def _last_saved(found: list[str]) -> tuple[str | None, dict[str, str]]:
+def last_saved(found: list[str]) -> tuple[str | None, dict[str, str]]:
     """Returns the whole checkpoint of `found` that was saved last, and the faults of those saved after it."""
     faults: dict[str, str] = {}
     for folder in reversed(in_order_of_saving(found)):

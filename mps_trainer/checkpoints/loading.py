@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..distributed.fsdp import is_shard
 from ..distributed.full_state import load_full_weights, parted_state
-from ..distributed.sharded import class_of, is_sharded
+from ..distributed.sharded import class_of
 from ..errors import MisconfigurationException
-from ..model.adapters import has_adapters, load_adapters
+from ..model.adapters import adapter_folders, load_adapters
 from ..utils.text import shown
 from . import manifest, schema, shards
 from .files import damaged, is_there, read_safetensors, read_tensors
@@ -51,7 +51,7 @@ def load_weights(model: nn.Module, folder: str) -> None:
     Raises:
         MisconfigurationException: if there are none, or they belong to another model.
     """
-    if not weight_files(folder) and has_adapters(folder):
+    if not weight_files(folder) and adapter_folders(folder):
         load_adapters(model, folder)
         return
     if (changed := manifest.converted(folder)) is not None:
@@ -60,7 +60,7 @@ def load_weights(model: nn.Module, folder: str) -> None:
         if shards.has_shards(folder):
             result = shards.load_weights(model, folder)
         else:
-            result = _put(model, _read_weights(folder))
+            result = load_full_weights(model, _read_weights(folder))
     except RuntimeError as error:  # a shape that does not fit
         raise MisconfigurationException(f"The weights in {folder} belong to another model: {error}") from error
     left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or [])
@@ -75,10 +75,6 @@ def load_weights(model: nn.Module, folder: str) -> None:
             f"{'parameter is' if len(missing) == 1 else 'parameters are'} missing and {len(unknown)} "
             f"{'is' if len(unknown) == 1 else 'are'} unexpected, for example {min(missing | unknown)}."
         )
-
-
-def _put(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
-    return load_full_weights(model, weights) if is_sharded(model) else model.load_state_dict(weights, strict=False)
 
 
 def _read_weights(folder: str) -> dict[str, torch.Tensor]:
@@ -108,7 +104,7 @@ def _load_by_library(model: Any, folder: str) -> bool:
             return False
     if any(report.get(kind) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         return False
-    _put(model, fresh.state_dict())
+    load_full_weights(model, fresh.state_dict())
     return True
 
 

@@ -53,15 +53,11 @@ def save_parts(checkpoint: str, model: nn.Module, optimizer: Any, group: Any = N
         weights.setdefault(id(tensor), (name, tensor.detach()))  # tied ones once
     write(checkpoint, WEIGHTS, dict(weights.values()), group)
     if optimizer is not None:
-        write(checkpoint, OPTIMIZER, _tensors_and_rest(optimizer)[0], group)
+        write(checkpoint, OPTIMIZER, tensors_and_rest(optimizer)[0], group)
 
 
-def save_rest_of_optimizer(checkpoint: str, optimizer: Any) -> None:
-    """Writes the parts of the state of `optimizer` that are not tensors. They are equal in all processes."""
-    torch.save(_tensors_and_rest(optimizer)[1], os.path.join(checkpoint, REST))
-
-
-def _tensors_and_rest(optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def tensors_and_rest(optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Returns the tensors in the state of `optimizer` by name, and the state without them."""
     packed = optimizer.state_dict()
     tensors: dict[str, torch.Tensor] = {}
     others: dict[Any, dict[str, Any]] = {}

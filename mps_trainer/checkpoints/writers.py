@@ -87,7 +87,8 @@ def shard_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
     def write(folder: str) -> None:
         save_without_weights(model, processor_to_save(trainer), trainer.args, folder)
         if optimizer is not None:
-            shards.save_rest_of_optimizer(folder, optimizer)
+            rest = shards.tensors_and_rest(optimizer)[1]  # equal in all processes
+            torch.save(rest, os.path.join(folder, shards.REST))
             save_states({SCHEDULER: states[SCHEDULER]}, folder)
             trainer._save_scaler(folder)
             trainer._save_rng_state(folder)

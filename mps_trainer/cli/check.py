@@ -10,7 +10,7 @@ from ..devices.facts import FALLBACK
 from ..errors import MisconfigurationException, ScriptStopped
 from ..launching.settings import USE_CPU
 from ..utils.refusal import INTERRUPTED
-from .script import add_fallback, add_json, add_script, check_paths, count, run_script, write_json
+from .script import add_flags, add_script, check_paths, count, run_script, write_json
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -28,8 +28,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--compile", action="store_true", help="also count the kernels of torch.compile, on Linux")
     command.add_argument("--verbose", action="store_true", help="also list the operators that run on mps")
-    add_json(command)
-    add_fallback(command)
+    add_flags(command, "--json", "--fallback")
     add_script(command)
     return command
 

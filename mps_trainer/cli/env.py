@@ -7,8 +7,7 @@ from typing import Any
 
 from ..devices.facts import PACKAGES, MachineFacts, gather_all_facts
 from ..devices.findings import decide, findings
-from ..utils.amounts import format_bytes
-from ..utils.text import as_line
+from ..utils.text import as_line, format_bytes
 from ..version import __version__
 from .screen import chip, python, system
 

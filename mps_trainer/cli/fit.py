@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import MisconfigurationException, ScriptStopped
 from ..launching.settings import USE_CPU
 from ..utils.refusal import INTERRUPTED
-from .script import add_json, add_script, check_paths, count, run_script, write_json
+from .script import add_flags, add_script, check_paths, count, run_script, write_json
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="use the largest of this many training batches (default: %(default)s)",
     )
     command.add_argument("--longest", action="store_true", help="also find the longest text that fits each Mac")
-    add_json(command)
+    add_flags(command, "--json")
     add_script(command)
     return command
 

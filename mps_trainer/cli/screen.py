@@ -12,8 +12,7 @@ from ..devices.facts import MachineFacts
 from ..devices.findings import ERROR, NOTE, Finding, decide, findings
 from ..devices.probes import FALLBACK, switched_on, unreadable_switch
 from ..devices.watermarks import HIGH, LOW, limits
-from ..utils.amounts import format_bytes
-from ..utils.text import as_line
+from ..utils.text import as_line, format_bytes
 
 NARROWEST, WIDEST = 60, 100
 TALLEST = 40  # lines

@@ -17,17 +17,19 @@ from typing import Any
 from ..errors import MisconfigurationException, ScriptStopped
 from ..utils.refusal import INTERRUPTED
 
+_SHARED_FLAGS: dict[str, dict[str, Any]] = {
+    "--json": {"metavar": "FILE", "help": "also write the report to FILE as JSON"},
+    "--fallback": {
+        "action": "store_true",
+        "help": "run operators without an MPS kernel on the CPU: sets PYTORCH_ENABLE_MPS_FALLBACK=1",
+    },
+}
 
-def add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON")
 
-
-def add_fallback(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--fallback",
-        action="store_true",
-        help="run operators without an MPS kernel on the CPU: sets PYTORCH_ENABLE_MPS_FALLBACK=1",
-    )
+def add_flags(command: argparse.ArgumentParser, *flags: str) -> None:
+    """Adds flags that several commands have: --json and --fallback."""
+    for flag in flags:
+        command.add_argument(flag, **_SHARED_FLAGS[flag])
 
 
 def add_script(command: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.facts import FALLBACK
 from ..devices.watermarks import memory_limit
-from .script import add_fallback, add_json, check_report, write_json
+from .script import add_flags, check_report, write_json
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -23,9 +23,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "known faults of torch. They take less than a minute and need no network. The exit status is 0 when no check "
         "failed, 1 when one failed, and 2 when nothing could be checked.",
     )
-    add_json(command)
+    add_flags(command, "--json")
     command.add_argument("--simulate", action="store_true", help="check a simulated mps device, on Linux")
-    add_fallback(command)
+    add_flags(command, "--fallback")
     return command
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..devices.facts import FALLBACK
-from .script import add_fallback, add_json, add_script, check_paths, run_script, write_json
+from .script import add_flags, add_script, check_paths, run_script, write_json
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -30,8 +30,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="use the random numbers of the CPU, to compare with a run there",
     )
-    add_json(command)
-    add_fallback(command)
+    add_flags(command, "--json", "--fallback")
     add_script(command)
     return command
 

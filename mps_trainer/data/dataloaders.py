@@ -18,7 +18,7 @@ from ..errors import MisconfigurationException
 from .buckets import BucketBatchSampler, LengthBuckets
 from .loader import prepare_loader
 from .padding import PadToBucket
-from .samplers import is_batch_sampler, warn_of_order
+from .samplers import warn_of_order
 from .workers import WorkerInit
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def make_dataloader(
     sampler: Sampler | None = None
     if sampler_fn is not None:
         sampler = sampler_fn(dataset) if inspect.signature(sampler_fn).parameters else sampler_fn()
-    if is_batch_sampler(sampler):
+    if isinstance(sampler, BucketBatchSampler) or type(sampler).__name__ == "BatchRebalanceSampler":
         del settings["batch_size"]
         settings["batch_sampler"] = sampler
     else:

@@ -67,13 +67,10 @@ class StepPlan:
             )
         return cls(batches, accumulation, updates, max_steps, math.ceil(max_steps / updates))
 
-    def epoch_of(self, step: int) -> int:
-        """Returns the epoch of the step after `step`."""
-        return step // self.updates_per_epoch
-
-    def batches_done(self, step: int) -> int:
-        """Returns the number of batches of that epoch used by the steps up to `step`."""
-        return step % self.updates_per_epoch * self.accumulation
+    def position_after(self, step: int) -> tuple[int, int]:
+        """Returns the epoch of the step after `step`, and the number of its batches used by the steps up to `step`."""
+        epoch, updates = divmod(step, self.updates_per_epoch)
+        return epoch, updates * self.accumulation
 
     def batches_in_update(self, done: int) -> int:
         """Returns the number of batches in the update after the first `done` batches of an epoch."""

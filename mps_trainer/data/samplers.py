@@ -11,7 +11,6 @@ from torch.utils.data import IterableDataset, RandomSampler, Sampler, Sequential
 from transformers import trainer_pt_utils
 from transformers.trainer_utils import has_length
 
-from ..arguments.data import parts_of_batch
 from ..errors import MisconfigurationException
 from .buckets import BucketBatchSampler, LengthBuckets
 from .columns import is_table
@@ -57,7 +56,11 @@ def train_sampler(
     if strategy == "batch_rebalance":
         return _rebalanced(lengths, batch_size * accumulation, accumulation, args.dataloader_drop_last)
     size = batch_size * processes.size
-    chunks = parts_of_batch(size, accumulation)
+    # A batch has two parts, each with examples of similar length, unless several batches make an update anyway, or a
+    # part would have fewer than 8 examples. An update whose examples all have one length follows what is peculiar to
+    # that length, and training in which every update does learns less, or at a high learning rate nothing: the page
+    # on data has the measurements.
+    chunks = 2 if accumulation == 1 and size >= 16 and size % 2 == 0 else 1
     settings: Any = {"num_buckets": args.num_length_buckets, "seed": seed, "drop_last": args.dataloader_drop_last}
     sampler = BucketBatchSampler(lengths, size // chunks, **settings)
     sampler.chunks = chunks
@@ -123,11 +126,6 @@ def _rebalanced(lengths: list[int], update: int, accumulation: int, drop_last: b
         )
     processes = {"dp_size": 1, "rank": 0}
     return kind(lengths, update, grad_accum=accumulation, drop_last=drop_last, **processes)
-
-
-def is_batch_sampler(sampler: Any) -> bool:
-    """Returns True if `sampler` makes the batches itself, so that no batch size applies."""
-    return isinstance(sampler, BucketBatchSampler) or type(sampler).__name__ == "BatchRebalanceSampler"
 
 
 def fitted_buckets(

@@ -17,7 +17,11 @@ def to_device(data: Any, device: torch.device) -> Any:
 
     On mps, which has no float64, such tensors become float32: they are what NumPy makes of Python's floats.
     """
-    return map_tensors(data, lambda tensor: _moved(tensor, device))
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device=device, dtype=_dtype_on(device, tensor), non_blocking=device.type == "cuda")
+
+    return map_tensors(data, move)
 
 
 class BatchTransfer:
@@ -42,11 +46,8 @@ class BatchTransfer:
         if len(packable) < 2 and self.device.type != "mps":
             return to_device(data, self.device)
         moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
-
-        def replace(tensor: torch.Tensor) -> torch.Tensor:
-            return moved[id(tensor)] if id(tensor) in moved else _moved(tensor, self.device)
-
-        return map_tensors(data, replace)
+        device = self.device
+        return map_tensors(data, lambda each: moved[id(each)] if id(each) in moved else to_device(each, device))
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies `tensors` to the device in one buffer and returns views of it."""
@@ -79,7 +80,3 @@ def _packs(tensor: torch.Tensor) -> bool:
 
 def _dtype_on(device: torch.device, tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if device.type == "mps" and tensor.dtype == torch.float64 else tensor.dtype
-
-
-def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return tensor.to(device=device, dtype=_dtype_on(device, tensor), non_blocking=device.type == "cuda")

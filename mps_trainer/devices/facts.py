@@ -301,10 +301,10 @@ def _mps_facts(torch: Any) -> dict[str, Any]:
     return facts
 
 
-def process_number(environ: Mapping[str, str] = os.environ) -> int:
+def process_number() -> int:
     """Returns the rank of this process, from 0, before torch is loaded; 0 where the variables are wrong."""
     try:
-        return _launcher_facts(environ)["rank"] or 0
+        return _launcher_facts(os.environ)["rank"] or 0
     except MisconfigurationException:
         return 0
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.amounts import format_bytes
 from ..utils.documentation import page
+from ..utils.text import format_bytes
 from .accelerators import ACCELERATORS, MPSAccelerator
 from .accelerators.base import torch_missing
 from .accelerators.gpu import GPUAccelerator

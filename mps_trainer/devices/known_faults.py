@@ -59,11 +59,6 @@ class KnownFault:
             and (not self.chips or is_chip(chip, self.chips))
         )
 
-    @property
-    def can_be_updated_away(self) -> bool:
-        """Returns True if a newer torch or macOS is known to be free of it."""
-        return self.torch_before is not None or self.macos_before is not None
-
     def __str__(self) -> str:
         return f"{self.what} ({self.thread}): {self.remedy}"
 

@@ -48,7 +48,9 @@ def whole_state(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str
 
 
 def load_full_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
-    """Loads this process's part of the full `weights`. Returns missing and unexpected names.
+    """Loads the full `weights`, or this process's part of them into a sharded model.
+
+    Returns missing and unexpected names.
 
     Raises:
         RuntimeError: for a shape that does not fit.

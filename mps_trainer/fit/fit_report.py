@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..utils.amounts import format_bytes
+from ..utils.text import format_bytes
 from .memory_tracker import KINDS
 
 GIB = 2**30

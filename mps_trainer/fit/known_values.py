@@ -59,11 +59,6 @@ def computed(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return func(*tree_map_only(Tensor, values_of, args), **tree_map_only(Tensor, values_of, kwargs))
 
 
-def with_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Returns the result of an operator whose form depends on values, all of them known."""
-    return tree_map_only(Tensor, fake_with_values, computed(func, args, kwargs))
-
-
 def keep_values(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
     """Keeps the values of an operator's result where they are known and few, or a view of known ones."""
     fakes = [each for each in tensors_in(result) if isinstance(each, FakeTensor)]

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from ..check.tracer import has_own_dispatch
 from ..errors import MisconfigurationException
 from ..utils.nested import tensors_in
-from .known_values import are_known, keep_values, spoil, values_of, with_values
+from .known_values import are_known, computed, fake_with_values, keep_values, spoil, values_of
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS = "weights", "gradients", "optimizer", "activations", "logits"
 KINDS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
@@ -36,7 +37,8 @@ class MemoryTracker(TorchDispatchMode):
 
     Attributes:
         kind: what new storages are for; activations in the beginning.
-        peak: the bytes by kind at the moment when most existed.
+        now: the bytes by kind that exist.
+        peak: the same at the moment when most existed.
         operations: additions and multiplications of matrix products and convolutions.
     """
 
@@ -47,7 +49,7 @@ class MemoryTracker(TorchDispatchMode):
         self.operations = 0.0
         self._repeats = 1.0  # the number of blocks that the one at hand stands for
         self._words = words
-        self._now: Counter[str] = Counter()
+        self.now: Counter[str] = Counter()
         self._storages: dict[int, tuple[str, int, weakref.ref]] = {}  # kind and bytes, by the storage's address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -69,7 +71,9 @@ class MemoryTracker(TorchDispatchMode):
                 return func(*args, **kwargs)
         known = (bool(given) or _takes_device(func)) and are_known(func, given)
         if func in _WITHOUT_VALUES:
-            return with_values(func, args, kwargs) if known else _WITHOUT_VALUES[func](*args, **kwargs)
+            if not known:
+                return _WITHOUT_VALUES[func](*args, **kwargs)
+            return tree_map_only(torch.Tensor, fake_with_values, computed(func, args, kwargs))
         result = func(*args, **kwargs)
         if (count := _operations_of(func)) is not None:
             self.operations += self._repeats * count(*args, **kwargs, out_val=result)
@@ -96,17 +100,14 @@ class MemoryTracker(TorchDispatchMode):
             if key in self._storages:
                 old, size, reference = self._storages[key]
                 self._storages[key] = kind, size, reference
-                self._now[old] -= size
-                self._now[kind] += size
+                self.now[old] -= size
+                self.now[kind] += size
             else:
                 self._count(tensor, kind)
 
-    def bytes_of(self, kind: str) -> int:
-        return self._now[kind]
-
     def forget_peak(self) -> None:
         """Begins again with what exists now."""
-        self.peak = dict(self._now)
+        self.peak = dict(self.now)
 
     def _count(self, tensor: torch.Tensor, kind: str) -> None:
         storage = tensor.untyped_storage()
@@ -114,13 +115,13 @@ class MemoryTracker(TorchDispatchMode):
         if key in self._storages or tensor.device.type == "meta":  # the stand-ins of deferred logits need no memory
             return
         self._storages[key] = kind, storage.nbytes(), weakref.ref(storage, lambda _: self._freed(key))
-        self._now[kind] += storage.nbytes()
-        if self._now.total() > sum(self.peak.values()):
+        self.now[kind] += storage.nbytes()
+        if self.now.total() > sum(self.peak.values()):
             self.forget_peak()
 
     def _freed(self, key: int) -> None:
         kind, size, _ = self._storages.pop(key)
-        self._now[kind] -= size
+        self.now[kind] -= size
 
 
 @cache

@@ -48,11 +48,13 @@ def remedies_for(trainer: Trainer, examples: int | None) -> list[Remedy]:
     adapted = hasattr(model, "peft_config")
     is_quantized = any(isinstance(each, QuantizedLinear) for each in model.modules())
     in_float32 = any(each.dtype is torch.float32 and not each.requires_grad for each in model.parameters())
-    lora = not adapted and _takes_lora(model)
+    is_float32 = next((each.dtype for each in model.parameters()), None) is torch.float32
+    has_linear = any(type(each) is nn.Linear for each in model.modules())
+    lora = not adapted and has_linear and _takes_lora(model)
     found = []
     if not args.chunked_cross_entropy:
         found.append(Remedy("chunked_cross_entropy=True", _chunk))
-    if args.mixed_precision == "no" and _is_float32(model):
+    if args.mixed_precision == "no" and is_float32:
         found.append(Remedy("bf16=True", _autocast))
     if not args.activation_checkpointing:
         found.append(Remedy("gradient_checkpointing=True", _checkpoint))
@@ -64,11 +66,11 @@ def remedies_for(trainer: Trainer, examples: int | None) -> list[Remedy]:
         found.append(Remedy("optim='adamw_torch_8bit'", _optimize_in_8_bits))
     if lora:
         found.append(Remedy(f"LoRA (rank {RANK}) on all linear layers, with PEFT", _adapt))
-        if _is_float32(model):
+        if is_float32:
             found.append(Remedy("the same, on weights loaded with dtype=torch.bfloat16", _adapt_in_bfloat16))
     elif adapted and in_float32 and not is_quantized:
         found.append(Remedy("weights loaded with dtype=torch.bfloat16, under the adapters", _freeze_in_bfloat16))
-    if (lora or adapted) and not is_quantized and _has_linear(model):
+    if (lora or adapted) and not is_quantized and has_linear:
         text = "LoRA on weights loaded in 4 bits" if lora else "weights loaded in 4 bits, under the adapters"
         found.append(Remedy(text, _adapt_in_4_bits if lora else _freeze_in_4_bits))
     return found
@@ -157,12 +159,4 @@ def _takes_8_bits(trainer: Trainer) -> bool:
 def _takes_lora(model: nn.Module) -> bool:
     from transformers import PreTrainedModel
 
-    return isinstance(model, PreTrainedModel) and _has_linear(model) and importlib.util.find_spec("peft") is not None
-
-
-def _has_linear(model: nn.Module) -> bool:
-    return any(type(each) is nn.Linear for each in model.modules())
-
-
-def _is_float32(model: nn.Module) -> bool:
-    return next(model.parameters()).dtype is torch.float32
+    return isinstance(model, PreTrainedModel) and importlib.util.find_spec("peft") is not None

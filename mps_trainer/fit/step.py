@@ -131,7 +131,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         _make_gradients(trained, tracker)
         tracker.kind = OPTIMIZER
         stand_in.optimizer.step()  # makes its state
-        state = tracker.bytes_of(OPTIMIZER)
+        state = tracker.now[OPTIMIZER]
         run.gradients.clear()
         count = trainer.args.gradient_accumulation_steps
         if accumulates or count > 1:

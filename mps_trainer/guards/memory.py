@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from ..devices.watermarks import HIGH, memory_limit
-from ..utils.amounts import format_bytes
 from ..utils.nested import plain_tensors_in
+from ..utils.text import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +63,10 @@ def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> M
     )
 
 
-def live_and_driver(device: torch.device) -> tuple[int, int]:
-    """Returns the bytes in tensors and the bytes that this process holds on an mps device."""
-    return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-
-
 def _totals(device: torch.device) -> tuple[int | None, int | None, int | None]:
     if device.type == "mps":
-        return *live_and_driver(device), torch.mps.recommended_max_memory()
+        live, driver = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        return live, driver, torch.mps.recommended_max_memory()
     module: Any = getattr(torch, device.type, None)
     with contextlib.suppress(AttributeError, RuntimeError, AssertionError):
         total = module.get_device_properties(device).total_memory
@@ -126,7 +122,7 @@ class MemoryGuard:
 
     def maybe_release(self) -> None:
         """Releases unused memory if there is too much. Call it now and then, not at each step."""
-        live, held = live_and_driver(self.device)
+        live, held = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
         try:
             peak = torch.accelerator.max_memory_allocated()
         except (AttributeError, RuntimeError):  # an older torch does not report it
@@ -138,7 +134,7 @@ class MemoryGuard:
         # graphs are dropped only if buffers are not enough, because the next steps compile them again
         for release in (release_buffers, free_unused):
             release(self.device)
-            self._left = live_and_driver(self.device)[1]
+            self._left = torch.mps.driver_allocated_memory()
             if self._left <= too_much:
                 break
         logger.info(

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import MisconfigurationException
-from ..utils.amounts import format_bytes
-from ..utils.text import choice_text
+from ..utils.text import choice_text, format_bytes
 from .memory import MemoryTable, measure
 
 # How torch's allocators say it. Those of cuda and xpu have a type of their own besides.

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from io import FileIO
+from typing import Any
 
 import psutil
 
@@ -48,13 +49,12 @@ class SupervisedRun:
             self._file = FileIO(os.path.join(self._notes, PROGRESS), "w")
             was_empty = not os.path.isdir(folder) or all(map(folders.is_left_over, os.listdir(folder)))
             self._progress = Progress(folder, call, was_empty=was_empty)
-            self._write()
+            self._write(self._file)
 
     def note(self, step: int, examples: int) -> None:
         """Notes the steps that are done, and the examples in a batch. It costs about 10 µs."""
         if self._file is not None:
-            self._progress = replace(self._progress, step=step, examples=examples)
-            self._write()
+            self._write(self._file, step=step, examples=examples)
 
     def end(self, error: BaseException | None) -> None:
         """Notes that the call has returned or raised `error`; of several processes the first error counts."""
@@ -62,16 +62,15 @@ class SupervisedRun:
             with contextlib.suppress(OSError), open(os.path.join(self._notes, ERROR), "x", encoding="utf-8") as file:
                 file.write(kind_of(error))
         if self._file is not None:
-            self._progress = replace(self._progress, in_training=error is not None)
-            self._write()
+            self._write(self._file, in_training=error is not None)
             self._file.close()
             self._file = None
 
-    def _write(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # the disk is full: training goes on
-                self._file.seek(0)
-                self._file.write(json.dumps(asdict(self._progress)).ljust(_LENGTH).encode())
+    def _write(self, file: FileIO, **changes: Any) -> None:
+        self._progress = replace(self._progress, **changes)
+        with contextlib.suppress(OSError):  # the disk is full: training goes on
+            file.seek(0)
+            file.write(json.dumps(asdict(self._progress)).ljust(_LENGTH).encode())
 
 
 @contextlib.contextmanager

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.facts import MachineFacts, gather_all_facts
 from ..distributed.sharded import class_of, is_sharded
-from ..utils.amounts import format_bytes
-from ..utils.text import choice_text
+from ..utils.text import choice_text, format_bytes
 from ..version import __version__
 
 if TYPE_CHECKING:

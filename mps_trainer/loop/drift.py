@@ -20,8 +20,8 @@ import psutil
 
 from ..callbacks.events import Events
 from ..devices.probes import sysctl_int
-from ..utils.amounts import format_bytes
 from ..utils.nested import tensors_in
+from ..utils.text import format_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -61,7 +61,7 @@ class RunState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after `state.global_step` of the Trainer. `state` is {} where none was saved."""
         step = self.first_step = self.trainer.state.global_step
-        self.epoch, self.batches = self.plan.epoch_of(step), self.plan.batches_done(step)
+        self.epoch, self.batches = self.plan.position_after(step)
         if self.plan.batches_per_epoch is None and "epoch" in state:  # the plan does not know the length of an epoch
             self.epoch, self.batches = state["epoch"], state["batches"]
             if (saved := state.get("accumulation", self.plan.accumulation)) != self.plan.accumulation:

@@ -14,9 +14,10 @@ logger = logging.getLogger(__name__)
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
 
-def has_adapters(folder: str) -> bool:
-    """Returns True if `folder` is a checkpoint of adapters: one in it, or one in each of several subfolders."""
-    return _has_files(folder) or bool(_subfolders(folder))
+def adapter_folders(folder: str) -> list[str]:
+    """Returns the names of subfolders of a checkpoint that have an adapter each, and "" if it has one itself."""
+    places = {name: os.path.join(folder, name) for name in [*sorted(os.listdir(folder)), ""]}
+    return [name for name, path in places.items() if any(os.path.isfile(os.path.join(path, file)) for file in _FILES)]
 
 
 def load_adapters(model: Any, folder: str) -> None:
@@ -35,10 +36,8 @@ def load_adapters(model: Any, folder: str) -> None:
     active = model.active_adapters[0]
     if len(model.active_adapters) > 1:
         logger.warning("Several adapters are active: training continues with %s.", active)
-    subfolders = _subfolders(folder)
-    found = {name: os.path.join(folder, name) for name in subfolders}
-    if _has_files(folder):
-        found["default" if subfolders else active] = folder
+    names = adapter_folders(folder)
+    found = {name or ("default" if len(names) > 1 else active): os.path.join(folder, name) for name in names}
     try:
         for name, path in found.items():
             # else PEFT puts float32 weights in the place of bfloat16 ones, which the optimizer does not know
@@ -51,11 +50,3 @@ def load_adapters(model: Any, folder: str) -> None:
         raise MisconfigurationException(
             f"The adapters in {folder} do not fit this model: {sentence(error)}{more}"
         ) from error
-
-
-def _has_files(folder: str) -> bool:
-    return any(os.path.isfile(os.path.join(folder, name)) for name in _FILES)
-
-
-def _subfolders(folder: str) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if _has_files(os.path.join(folder, name)))

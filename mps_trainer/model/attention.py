@@ -70,7 +70,7 @@ class _ChunkedAttention(torch.autograd.Function):
                 if block.rows.start == 0:  # the first block of its heads
                     sums = torch.zeros_like(block.all_keys), torch.zeros_like(block.all_values)
                 of_key, of_value = (each[:, block.first : block.last] for each in sums)
-                out = block.flat(block.of(grad.transpose(1, 2)))
+                out = block.of(grad.transpose(1, 2)).flatten(2, 3).flatten(0, 1).to(block.weights.dtype)
                 of_value.baddbmm_(block.dropped().transpose(1, 2), out)
                 weights = torch.bmm(out, block.values.transpose(1, 2))
                 if block.kept is not None:
@@ -122,9 +122,6 @@ class _Block:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the block of a tensor of batch x heads x queries x size, with key heads x groups for its heads."""
         return tensor.unflatten(1, (-1, self.groups))[:, self.heads, :, self.rows]
-
-    def flat(self, part: torch.Tensor) -> torch.Tensor:
-        return part.flatten(2, 3).flatten(0, 1).to(self.weights.dtype)
 
     def unflat(self, part: torch.Tensor) -> torch.Tensor:
         count = self.heads.stop - self.heads.start

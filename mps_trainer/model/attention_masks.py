@@ -88,9 +88,6 @@ class ChunkedMask:
             raise AttributeError(name)
         return getattr(self.whole, name)
 
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.whole[index]
-
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map_only(cls, lambda mask: mask.whole, (args, kwargs or {}))  # torch.cat takes a list
@@ -156,7 +153,7 @@ def _of_whole(name: str) -> Callable:
 
 for _name in (
     *("lt", "le", "gt", "ge", "eq", "ne", "invert", "neg", "len", "and", "or", "add", "sub", "mul", "truediv"),
-    *("rand", "ror", "radd", "rsub", "rmul"),
+    *("rand", "ror", "radd", "rsub", "rmul", "getitem"),
 ):
     setattr(ChunkedMask, f"__{_name}__", _of_whole(f"__{_name}__"))
 ChunkedMask.__hash__ = object.__hash__  # type: ignore[method-assign]

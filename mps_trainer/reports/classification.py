@@ -34,7 +34,17 @@ def classification_of(
     """
     if isinstance(logits, (tuple, list)) and logits:
         logits = logits[0]  # the others are hidden states or the like
-    if not _is_classification(logits, labels):
+    is_classification = (
+        isinstance(logits, np.ndarray)
+        and isinstance(labels, np.ndarray)
+        and logits.ndim == 2
+        and logits.shape[1] > 1
+        and labels.shape == logits.shape[:1]
+        and 0 < len(labels) <= _MOST_EXAMPLES
+        and np.issubdtype(labels.dtype, np.integer)
+        and np.issubdtype(logits.dtype, np.floating)
+    )
+    if not is_classification:
         return {}
 
     def name(number: Any) -> str:
@@ -64,19 +74,6 @@ def classification_of(
         pairs = labels[known].astype(np.int64) * classes + predicted[known]
         found["confusion"] = np.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
     return found
-
-
-def _is_classification(logits: Any, labels: Any) -> bool:
-    return (
-        isinstance(logits, np.ndarray)
-        and isinstance(labels, np.ndarray)
-        and logits.ndim == 2
-        and logits.shape[1] > 1
-        and labels.shape == logits.shape[:1]
-        and 0 < len(labels) <= _MOST_EXAMPLES
-        and np.issubdtype(labels.dtype, np.integer)
-        and np.issubdtype(logits.dtype, np.floating)
-    )
 
 
 def _confidence(logits: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from ..data.samplers import lengths_in_column
 from ..devices.facts import without_home
 from ..distributed.sharded import class_of
 from ..model.attention_in_models import describe_attention
+from ..model.introspection import flos_per_token
 from ..training_args import TrainingArguments
 from ..utils.text import as_line
 from .redaction import NOT_SHOWN, Rule, own_class, readable, shown
@@ -46,7 +47,7 @@ def model_of(model: Any, args: Any) -> dict[str, Any]:
         known["attention"] = attention
     # the estimate that the Trainer's counter of operations makes, from which the number of tokens follows
     if getattr(model, "main_input_name", None) == "input_ids" and hasattr(model, "num_parameters"):
-        known["operations_per_token"] = 6 * model.num_parameters(exclude_embeddings=True)
+        known["operations_per_token"] = flos_per_token(model)
     return known
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..devices.facts import PACKAGES
-from ..utils.amounts import format_bytes
-from ..utils.text import counted
+from ..utils.text import counted, format_bytes
 from . import curves
 from .formatting import date, duration, metric_name, number
 from .record import (

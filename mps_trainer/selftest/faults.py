@@ -13,15 +13,17 @@ from .results import CheckFailed, CheckSkipped
 
 ABSENT, SHOWN, NOT_RUN = "absent", "shown", "not run"
 _THREADS = {fault.issue: fault.thread for fault in KNOWN_FAULTS}
+_SHORT = {issue: thread.replace(" issue", "") for issue, thread in _THREADS.items()}
 
 
 def reproduced(lab: Lab) -> tuple[str, dict[str, Any]]:
     """Fails for a fault that is unknown for this machine, or ends with an update and needs a warning. Names others."""
     known = known_faults(lab.facts.torch_version, lab.facts.os_version, apple_chip())
     unwarned = {fault.issue for fault in known if not fault.warns}
-    to_stay = {fault.issue for fault in known if fault.warns and not fault.can_be_updated_away}
+    # no newer torch or macOS is known to be free of these
+    to_stay = {fault.issue for fault in known if fault.warns and not (fault.torch_before or fault.macos_before)}
     found = {issue: _outcome(issue, lab) for issue in REPRODUCERS}
-    figures = {_short(issue): text or status for issue, (status, text) in found.items()}
+    figures = {_SHORT[issue]: text or status for issue, (status, text) in found.items()}
     shown = {issue: text for issue, (status, text) in found.items() if status == SHOWN}
     wrong = [
         f"{_THREADS[issue]}: {text}"
@@ -54,8 +56,4 @@ def _outcome(issue: int, lab: Lab) -> tuple[str, str]:
 
 
 def _named(about: str, faults: dict[int, str]) -> str:
-    return f"{about}: {', '.join(f'{_short(issue)} ({text})' for issue, text in faults.items())}" if faults else ""
-
-
-def _short(issue: int) -> str:
-    return _THREADS[issue].replace(" issue", "")
+    return f"{about}: {', '.join(f'{_SHORT[issue]} ({text})' for issue, text in faults.items())}" if faults else ""

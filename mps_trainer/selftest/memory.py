@@ -11,7 +11,7 @@ from ..devices import ACCELERATORS
 from ..devices.watermarks import HIGH, memory_limit
 from ..guards.memory import free_unused, measure
 from ..guards.out_of_memory import DeviceOutOfMemoryError
-from ..utils.amounts import format_bytes
+from ..utils.text import format_bytes
 from .lab import Lab
 from .results import CheckFailed, CheckSkipped
 

@@ -11,6 +11,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -148,10 +149,6 @@ attention = F.scaled_dot_product_attention
 def attention_of_transposed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attends with eight queries whose heads and length are swapped, as in BERT."""
     return attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-
-
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attention(query, key, value, is_causal=True)
 
 
 def attention_with_shared_mask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -292,11 +289,7 @@ def embedding_gradients(device: torch.device) -> str | None:
 def dropout_again(device: torch.device) -> str | None:
     """Drops out activations that are recomputed with the Trainer's settings."""
     x = torch.ones(64, 64, device=device, requires_grad=True)
-
-    def layer(x: Tensor) -> Tensor:
-        return F.dropout(x, 0.5).square()
-
-    y = checkpoint(layer, x, **checkpoint_settings(None, device))
+    y = checkpoint(lambda x: F.dropout(x, 0.5).square(), x, **checkpoint_settings(None, device))
     y.sum().backward()
     others = int(((y != 0) != (x.grad != 0)).sum())
     return f"{others} of {x.numel()} elements were dropped the first or the second time only" if others else None
@@ -322,7 +315,9 @@ REPRODUCERS: dict[int, Reproducer] = {  # by issue
     191976: compared(lambda x: F.layer_norm(x, (768,)), (16, 768), is_compiled=True),
     180201: compared(broadcast_gradients, (1, 16), (1, 16), (16, 16)),
     187521: compared(ignored_not_a_number, (1, 1, 1)),
-    195910: compared(causal_attention, *3 * [(1, 4, 64, 64)], dtypes=(torch.float16, torch.bfloat16)),
+    195910: compared(
+        partial(attention, is_causal=True), *3 * [(1, 4, 64, 64)], dtypes=(torch.float16, torch.bfloat16)
+    ),
     197796: in_a_process(197796),
     195404: embedding_gradients,
     127676: dropout_again,

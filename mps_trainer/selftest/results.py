@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..utils.amounts import format_bytes
+from ..utils.text import format_bytes
 
 WIDTH = 100
 

@@ -49,14 +49,14 @@ def hide_cuda() -> None:
             f"The simulated mps device cannot hide CUDA from this process: {error}. Delete {path.parent} to build "
             "the library again."
         ) from error
-    if _has_gpu():
+    if any(map(os.path.exists, _GPUS)):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides the GPU from the driver's callers and from child processes
 
 
 def hide_unused_cuda() -> None:
     """Hides CUDA on a machine without an NVIDIA GPU before torch is imported; `require_hidden` raises its errors."""
     global _failed
-    if "torch" in sys.modules or platform.system() != "Linux" or _has_gpu():
+    if "torch" in sys.modules or platform.system() != "Linux" or any(map(os.path.exists, _GPUS)):
         return
     try:
         hide_cuda()
@@ -69,7 +69,3 @@ def require_hidden() -> None:
     if _failed is not None:
         raise _failed
     hide_cuda()
-
-
-def _has_gpu() -> bool:
-    return any(map(os.path.exists, _GPUS))

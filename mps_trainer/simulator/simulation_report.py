@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..check.source import SourceLine
-from ..utils.amounts import format_bytes
+from ..utils.text import format_bytes
 
 WIDTH = 120
 SHOWN_OPERATORS = 10

@@ -18,8 +18,8 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
         OSError: if it cannot be opened or read, or is a folder.
         ValueError: if it has more than `most_bytes` bytes, or is a pipe to which nothing is written.
     """
-    content = b""
-    with open(path, "rb", buffering=0, opener=_open) as file:
+    content, at_once = b"", getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
+    with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | at_once)) as file:
         may_wait = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         while len(content) <= most_bytes:
             if may_wait and not select.select([file], [], [], PATIENCE)[0]:
@@ -28,10 +28,6 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
                 return content
             content += part
     raise ValueError(f"it has more than {most_bytes:,} bytes")
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait for a writer
 
 
 def read_text(path: str | Path, most_bytes: int, encoding: str = "utf-8") -> str:

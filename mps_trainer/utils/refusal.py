@@ -23,25 +23,19 @@ def refuse(program: str, error: BaseException, status: int = WRONG_INPUT, instea
     Returns:
         `status`, the exit status of the command.
     """
-    print_traceback_if_asked(error)
+    if wants_traceback():
+        import traceback
+
+        traceback.print_exception(error)
     print(f"{program}: error: {as_line(instead or str(error) or type(error).__name__)}", file=sys.stderr)
     return status
 
 
 def refuse_unforeseen(program: str, error: BaseException) -> int:
     """Prints an unexpected error on stderr: its type, its message, and how to get the traceback."""
-    print_traceback_if_asked(error)
     hint = "" if wants_traceback() else f" Set {TRACEBACK}=1 to see the traceback."
-    print(f"{program}: error: {type(error).__name__}: {sentence(error)}{hint}", file=sys.stderr)
-    return UNFORESEEN
+    return refuse(program, error, UNFORESEEN, f"{type(error).__name__}: {sentence(error)}{hint}")
 
 
 def wants_traceback() -> bool:
     return os.environ.get(TRACEBACK, "").strip().lower() not in ("", "0", "false", "no")
-
-
-def print_traceback_if_asked(error: BaseException) -> None:
-    if wants_traceback():
-        import traceback
-
-        traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""Formats values, errors and names for messages of one line."""
+"""Formats values, errors, names and amounts of memory for messages of one line."""
 
 from __future__ import annotations
 
@@ -55,6 +55,15 @@ def choice_text(choice: Any) -> str:
 def counted(number: int, one: str, several: str = "") -> str:
     """Returns "1 call" or "2 calls" for `one="call"`; `several` is the plural if it does not end in s."""
     return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def format_bytes(size: float) -> str:
+    """Returns a size in words: "1.5 KiB" for 1536."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

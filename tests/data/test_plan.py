@@ -29,13 +29,7 @@ def test_steps_follow_from_batches_accumulation_and_limits(
 
 def test_position_in_an_epoch_counts_batches_not_updates():
     plan = StepPlan.make(10, 3, -1, 2)
-    assert [(plan.epoch_of(step), plan.batches_done(step)) for step in (0, 1, 3, 4, 5)] == [
-        (0, 0),
-        (0, 3),
-        (0, 9),
-        (1, 0),
-        (1, 3),
-    ]
+    assert [plan.position_after(step) for step in (0, 1, 3, 4, 5)] == [(0, 0), (0, 3), (0, 9), (1, 0), (1, 3)]
 
 
 def test_progress_is_a_fraction_of_the_epoch():

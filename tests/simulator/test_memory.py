@@ -8,7 +8,7 @@ import torch
 from mps_trainer.errors import MisconfigurationException
 from mps_trainer.simulator import simulated_mps
 from mps_trainer.simulator.session import parse_bytes
-from mps_trainer.utils.amounts import format_bytes
+from mps_trainer.utils.text import format_bytes
 from tests import installed_torch
 
 MIB = 2**20

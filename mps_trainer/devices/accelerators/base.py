@@ -210,6 +210,20 @@ def torch_missing(facts: MachineFacts) -> Obstacle:
     return Obstacle(f"torch is installed but cannot be imported ({error})", remedy, True, "torch")
 
 
+def host_stats() -> dict[str, Any]:
+    """Returns the memory of this process and this machine, and the load of all processors since the last call."""
+    import psutil  # not for `import mps_trainer`
+
+    swap = psutil.swap_memory()
+    return {
+        "process_rss_bytes": psutil.Process().memory_info().rss,
+        "memory_available_bytes": psutil.virtual_memory().available,
+        "swap_used_bytes": swap.used,
+        "swap_percent": swap.percent,
+        "cpu_percent": psutil.cpu_percent(),
+    }
+
+
 def no_devices(kind: str, devices: Devices) -> MisconfigurationException:
     instead = "" if kind == "cpu" else ", or take accelerator='cpu' to train on the CPU"
     return MisconfigurationException(

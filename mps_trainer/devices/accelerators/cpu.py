@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MisconfigurationException
 from ..facts import MachineFacts
-from .base import Accelerator, Devices, Obstacle, no_devices, read_devices, torch_missing
-from .host import host_stats
+from .base import Accelerator, Devices, Obstacle, host_stats, no_devices, read_devices, torch_missing
 
 if TYPE_CHECKING:
     import torch

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..facts import MachineFacts
-from .base import Accelerator, Obstacle, torch_missing
-from .host import host_stats
+from .base import Accelerator, Obstacle, host_stats, torch_missing
 
 if TYPE_CHECKING:
     import torch

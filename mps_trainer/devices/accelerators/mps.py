@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..facts import MachineFacts, parse_version
 from ..watermarks import HIGH, LOW
-from .base import Accelerator, Devices, Obstacle, torch_missing
-from .host import host_stats
+from .base import Accelerator, Devices, Obstacle, host_stats, torch_missing
 
 if TYPE_CHECKING:
     import torch

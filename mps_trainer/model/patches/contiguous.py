@@ -35,12 +35,12 @@ def make_contiguous(model: nn.Module, optimizer: Any = None) -> list[str]:
     places: dict[int, set[Any]] = {}  # by memory
     for _, parameter in named:
         place = parameter.storage_offset(), tuple(parameter.shape), parameter.stride(), parameter.dtype
-        places.setdefault(_memory(parameter), set()).add(place)
+        places.setdefault(parameter.untyped_storage().data_ptr(), set()).add(place)
     changed: list[str] = []
     kept: list[str] = []
     made: dict[int, torch.Tensor] = {}
     for name, parameter in strided:
-        memory = _memory(parameter)
+        memory = parameter.untyped_storage().data_ptr()
         if len(places[memory]) > 1:
             kept.append(name)
             continue
@@ -59,10 +59,6 @@ def make_contiguous(model: nn.Module, optimizer: Any = None) -> list[str]:
     if changed:
         logger.info("Made contiguous for mps: %s.", ", ".join(changed))
     return changed
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _state(optimizer: Any, parameter: nn.Parameter) -> list[torch.Tensor]:

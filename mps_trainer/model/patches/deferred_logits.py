@@ -322,15 +322,16 @@ class DeferredLogits(torch.Tensor):
                 f"The logits of a language model do not support {func.name()} while they are computed late. Use the "
                 "operation that is not in place, or train with chunked_cross_entropy=False."
             )
-        args, kwargs = tree_map_only(cls, lambda one: one._plain(), (args, kwargs))
+        args, kwargs = tree_map_only(
+            cls,
+            lambda one: one._numbers.compute().as_strided(one.shape, one.stride(), one.storage_offset()),
+            (args, kwargs),
+        )
         return func(*args, **kwargs)
 
     def is_watched(self) -> bool:
         """Returns True if something waits for the gradient of the logits themselves."""
         return bool(self._numbers.watchers)
-
-    def _plain(self) -> torch.Tensor:
-        return self._numbers.compute().as_strided(self.shape, self.stride(), self.storage_offset())
 
     def _deferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> DeferredLogits | None:
         """Returns what `func`, a view or a copy, makes of logits that are not computed; None if it has to compute."""
