@@ -20,14 +20,13 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**variables, **environ}, capture_output=True, text=True, timeout=HUNG_AFTER)
 
 
-@pytest.mark.integration
-def test_doctor_prints_the_decision_for_this_machine():
-    result = run("doctor")
+def test_doctor_prints_the_decision_for_this_machine(capsys):
+    status, printed = cli.main(["doctor"]), capsys.readouterr()
     decision = resolve(DeviceRequest(), gather_facts())
-    (device,) = (line for line in result.stdout.splitlines() if line.startswith("device "))
+    (device,) = (line for line in printed.out.splitlines() if line.startswith("device "))
     assert device.split()[1] == f"{decision.name}:"
-    assert result.returncode == int(result.stdout.count(" error: ") > 0)
-    assert result.stderr == ""
+    assert status == int(printed.out.count(" error: ") > 0)
+    assert printed.err == ""
 
 
 @pytest.mark.integration

@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from mps_trainer import MisconfigurationException
-from tests import HUNG_AFTER
 from tests.conftest import assert_same_weights
+from tests.distributed import differing
 from tests.distributed.conftest import assert_resumed_exactly
-from tests.distributed.launch import environment, start
 from tests.distributed.test_training import ALIKE
 
 pytest.importorskip("mlx.core", reason="MLX is not installed: the extra several-macs")
@@ -121,17 +120,14 @@ def test_the_report_tells_who_waits_for_whom(made):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("size", "device"), [(2, "mps"), (3, "cpu")])
-def test_the_others_name_a_process_that_was_killed(tmp_path, size, device):
-    command = "-m", "tests.distributed.hanging", str(tmp_path), "1", "3"
-    processes = start(size, *command, variables=lambda *place: {**environment(*place), **over_mlx(device, 12)})
-    outputs = [process.communicate(timeout=HUNG_AFTER)[0] for process in processes]
-    for rank in {*range(size)} - {1}:
-        said = [line for line in outputs[rank].splitlines() if "did not come" in line]
-        assert len(said) == 1, outputs[rank]
-        who = rf"process 1 \(pid {processes[1].pid} on {re.escape(socket.gethostname())}\): it does not answer"
-        assert re.search(who, said[0])
-        assert processes[rank].returncode == 1
+@pytest.mark.parametrize("case", differing.KILLED)
+def test_the_others_name_a_process_that_was_killed(told_by, case):
+    pids, told = told_by(case, ".pid"), told_by(case)
+    assert len(told) == differing.KILLED[case] - 1
+    for said in told:
+        assert "did not come" in said
+        assert "\n" not in said
+        assert f"process 1 (pid {pids[1]} on {socket.gethostname()}): it does not answer" in said
 
 
 def test_other_versions_on_another_machine_are_refused():
