@@ -298,9 +298,9 @@ def another_run_in_the_folder(folder: str) -> dict[str, Any]:
     os.makedirs(folder, exist_ok=True)
     trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
     with contextlib.ExitStack() as stack:
-        if trainer._mt_processes.is_first:
+        if trainer.is_world_process_zero():
             stack.enter_context(only_run_in(folder))
-        trainer._mt_processes.wait()
+        torch.distributed.barrier()
         return refused(trainer)
 
 

@@ -116,21 +116,15 @@ PROGRAMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def ended(built, tmp_path_factory):
-    """Returns the exit status of each program, and what it printed."""
-    folder = tmp_path_factory.mktemp("programs")
-    programs = json.dumps({name: program for name, (program, _, _) in PROGRAMS.items()})
-    forks = run_python("-c", FORKS, programs, cwd=folder)
-    assert forks.returncode == 0, forks.stderr
-    return {name: (status, (folder / name).read_text()) for name, status in json.loads(forks.stdout).items()}
-
-
 @pytest.mark.integration
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_prints_its_own_error_or_nothing(ended, name):
-    (_, status, last), (found, printed) = PROGRAMS[name], ended[name]
-    assert found == status, printed
-    assert printed.startswith("Traceback") if last else printed == ""
-    assert printed.endswith(last)
-    assert "terminate" not in printed
+def test_programs_print_their_own_errors_or_nothing(built, tmp_path):
+    programs = json.dumps({name: program for name, (program, _, _) in PROGRAMS.items()})
+    forks = run_python("-c", FORKS, programs, cwd=tmp_path)
+    assert forks.returncode == 0, forks.stderr
+    statuses = json.loads(forks.stdout)
+    for name, (_, status, last) in PROGRAMS.items():
+        printed = (tmp_path / name).read_text()
+        assert (name, statuses[name]) == (name, status), printed
+        assert printed.startswith("Traceback") if last else printed == ""
+        assert printed.endswith(last)
+        assert "terminate" not in printed
