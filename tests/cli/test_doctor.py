@@ -1,5 +1,6 @@
 """`mps-trainer doctor`, as a user runs it."""
 
+import functools
 import json
 import os
 import subprocess
@@ -12,12 +13,7 @@ from mps_trainer import DeviceRequest, MachineFacts, __version__, cli, gather_fa
 from tests import HUNG_AFTER, run_python
 from tests.devices.machines import MACHINES
 
-
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    launcher = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    variables = {name: value for name, value in os.environ.items() if name not in launcher}
-    command = [sys.executable, "-m", "mps_trainer", *arguments]
-    return subprocess.run(command, env={**variables, **environ}, capture_output=True, text=True, timeout=HUNG_AFTER)
+run = functools.partial(run_python, "-m", "mps_trainer")
 
 
 def test_doctor_prints_the_decision_for_this_machine(capsys):

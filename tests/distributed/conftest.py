@@ -90,6 +90,13 @@ def assert_trained_alike(one: dict[str, Any], several: list[dict[str, Any]], ste
         assert_same_weights(made["weights"], several[0]["weights"])
 
 
+def assert_evaluated_alike(several: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    for made in several:
+        assert made.keys() == one.keys()
+        for key, value in one.items():
+            np.testing.assert_array_equal(made[key], value)
+
+
 def assert_resumed_exactly(whole: dict[str, Any], again: dict[str, Any]) -> None:
     assert_same_weights(again["weights"], whole["weights"])
     for key in ("losses", "norms", "epochs", "evaluations", "steps", "best"):

@@ -14,16 +14,14 @@ import torch.distributed as dist
 from mps_trainer import MisconfigurationException
 from tests.conftest import assert_same_weights
 from tests.distributed import differing
-from tests.distributed.conftest import assert_resumed_exactly
-from tests.distributed.test_training import ALIKE
+from tests.distributed.conftest import assert_evaluated_alike, assert_resumed_exactly
+from tests.distributed.test_training import ALIKE, EVALUATIONS
 
 pytest.importorskip("mlx.core", reason="MLX is not installed: the extra several-macs")
 
-EVALUATIONS = ["evaluation", "evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"]
 RUNS = [*ALIKE, "adapters_in_bfloat16"]
 NAMES = [*RUNS, *EVALUATIONS, "a_run_resumed_in_an_epoch", "checkpoints", "a_signal_in_a_step", "objects", "tensors"]
 NAMES += ["collectives", "replicas", "a_slow_process"]
-DEVICES = ["cpu", "mps"]
 
 
 def over_mlx(device: str, together: int = 8) -> dict[str, str]:
@@ -70,21 +68,13 @@ def test_three_processes_train_as_one(made):
             assert_same_weights(one["weights"], several(name)[0]["weights"])
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_evaluations_and_predictions_are_those_of_one_process(made, device, name):
-    (alone,) = made(1, device)(name)
-    for one in made(2, device)(name):
-        for key, value in alone.items():
-            if name == "evaluation":
-                for count, expected in value.items():
-                    for found, each in zip(one[key][count], expected, strict=True):
-                        np.testing.assert_equal(found, each)
-            else:
-                np.testing.assert_array_equal(one[key], value)
+def test_evaluations_and_predictions_are_those_of_one_process_and_over_gloo(made, made_by, name):
+    assert_evaluated_alike(made(2, "mps")(name), *made(1, "mps")(name))
+    assert_evaluated_alike(made(2, "cpu")(name), made_by(2)(name)[0])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_resumed_run_is_equal_in_every_bit(made, device):
     for one in made(2, device)("a_run_resumed_in_an_epoch"):
         assert_resumed_exactly(one["whole"], one["again"])
