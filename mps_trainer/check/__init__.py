@@ -28,6 +28,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "trace_step":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .step import trace_step  # imports transformers, which takes seconds and which the simulated device does without
+    from .step import trace_step  # it imports transformers, which the simulated device does without
 
     return trace_step
