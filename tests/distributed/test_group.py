@@ -14,7 +14,6 @@ from tests.distributed import differing
 PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
 
 
-@pytest.mark.integration
 def test_the_main_process_does_its_block_first_and_releases_the_others_even_when_it_fails(told_by):
     """In a step of Slurm; the other tests have torchrun's variables."""
     for rank, report in enumerate(told_by(differing.SLURM)):

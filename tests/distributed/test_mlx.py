@@ -59,7 +59,6 @@ def test_two_processes_on_mps_train_as_one(made, name):
         assert_same_weights(one["weights"], several[0]["weights"])
 
 
-@pytest.mark.integration
 def test_three_processes_train_as_one(made):
     several, alone = made(3, "mps", 12), made(1, "mps", 12)
     for name in RUNS:
@@ -109,7 +108,6 @@ def test_the_report_tells_who_waits_for_whom(made):
     assert second == 0
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("case", differing.KILLED)
 def test_the_others_name_a_process_that_was_killed(told_by, case):
     pids, told = told_by(case, ".pid"), told_by(case)

@@ -19,7 +19,6 @@ from tests.distributed import differing
 LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv"
 
 
-@pytest.mark.integration
 def test_one_that_hangs_and_one_that_is_stopped_are_named_with_where_they_are(told_by):
     pids = [f"pid {pid} on {socket.gethostname()}" for pid in told_by(differing.HANG, ".pid")]
     (said,) = told_by(differing.HANG)
@@ -123,7 +122,6 @@ def test_numbers_of_different_places_are_refused_at_once(monkeypatch):
         two.sum([0.0, 1.0, 2.0])
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("case", "second"),
     [

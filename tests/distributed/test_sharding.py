@@ -161,7 +161,6 @@ def test_every_optimizer_that_is_offered_trains_alike_and_goes_on(made_by, alone
             np.testing.assert_array_equal(made[name]["again"], made[name]["losses"])
 
 
-@pytest.mark.integration
 def test_four_processes_train_as_one_and_go_on_from_two(made_by, made_by_four, alone):
     """Of some parameters a process has no part at all."""
     assert_trained_alike(alone("sharded_by_size"), made_by_four("sharded_by_size"))

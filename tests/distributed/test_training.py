@@ -65,7 +65,6 @@ def test_all_processes_are_told_what_is_refused(made_by, name, said):
         assert not made.get("left")
 
 
-@pytest.mark.integration
 def test_four_processes_train_as_one_and_go_on_from_two(made_by_four, alone):
     for name in ("the_end_of_an_epoch_is_uneven", "the_end_of_an_epoch_is_one_example"):
         assert_trained_alike(alone(name), made_by_four(name))
