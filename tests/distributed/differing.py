@@ -27,7 +27,8 @@ from tests.distributed.scenarios import arguments
 ASKED = {"stop": "should_training_stop", "save": "should_save", "evaluate": "should_evaluate"}
 DIFFERING = (*ASKED, "data", "accumulation")
 HANG, SLURM = "hang", "slurm"
-KILLED = {"killed-mps": 2, "killed-cpu": 3} if find_spec("mlx") else {}  # and the number of processes
+KILLED = {"killed-mps": 2, "killed-cpu": 3} if find_spec("mlx") else {}
+SIZES = {**dict.fromkeys(DIFFERING, 2), HANG: 3, **KILLED}  # the number of processes
 
 
 def ask(name: str, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -87,11 +88,9 @@ def run_and_tell(case: str, rank: int, folder: Path) -> None:
     if case == HANG:
         for other in (1, 2):
             os.kill(int((folder / f"{case}-{other}.pid").read_text()), signal.SIGKILL)
-    other = folder / f"{case}-{1 - rank}"
-    while case in DIFFERING and not (
-        other.exists() and other.stat().st_size
-    ):  # one that has ended answers no question
-        time.sleep(0.1)
+    waiting = [folder / f"{case}-{other}" for other in range(SIZES[case]) if case in DIFFERING or other != 1]
+    while case != HANG and not all(each.exists() and each.stat().st_size for each in waiting):
+        time.sleep(0.1)  # one that has ended answers no question
 
 
 def main_process_first(rank: int, folder: Path) -> None:
@@ -129,6 +128,6 @@ def main_process_first(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     given = Path(sys.argv[1])
-    for case, size in {**dict.fromkeys(DIFFERING, 2), HANG: 3, **KILLED}.items():
+    for case, size in SIZES.items():
         fork(size, functools.partial(run_and_tell, case, folder=given))
     fork(2, functools.partial(main_process_first, folder=given), of_slurm)
