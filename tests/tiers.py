@@ -18,7 +18,7 @@ from mps_trainer.simulator.build import build_device
 # Folders with tests of the documentation, the workflows and the packages of this project.
 OF_PROJECT = ("docs", "release")
 # Fixtures that start servers or interpreters: a test that uses one belongs to the integration tier.
-STARTING_FIXTURES = frozenset({"benchmarks", "benchmarks_here", "hub", "made_by", "run_python", "wheel"})
+STARTING_FIXTURES = frozenset({"benchmarks", "benchmarks_here", "hub", "run_once", "run_python", "wheel"})
 PROGRAMS = ("mps-trainer", "torchrun")
 
 

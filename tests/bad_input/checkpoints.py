@@ -1,6 +1,5 @@
 """Checkpoints that are damaged or of another run; tests/checkpoints/test_tampered.py has more values of each file."""
 
-import functools
 import pickle
 
 from .cases import TRAIN, TSV_FILES, Case
@@ -44,6 +43,10 @@ def link_to_nowhere(name):
     return lambda folder: ((folder / name).unlink(), (folder / name).symlink_to("gone"))
 
 
+def half(name):
+    return lambda folder: cut(folder / name)
+
+
 def swap(folder):
     first, second = ((folder / name).read_bytes() for name in (OPTIMIZER, SCHEDULER))
     (folder / OPTIMIZER).write_bytes(second)
@@ -58,29 +61,17 @@ def _another_architecture(folder):
 
 
 CHECKPOINTS = [
-    *(
-        resume(
-            f"half of {name}",
-            [name, "damaged"],
-            functools.partial(lambda folder, name: cut(folder / name), name=name),
-        )
-        for name in (STATE, WEIGHTS, *PICKLED)
-    ),
+    *(resume(f"half of {name}", [name, "damaged"], half(name)) for name in (STATE, WEIGHTS, *PICKLED)),
     *(resume(f"code in {name}", [name, "could run code"], write(name, pickle.dumps(Touch()))) for name in PICKLED),
     *(resume(f"a link to nowhere for {name}", name, link_to_nowhere(name)) for name in (WEIGHTS, RNG)),
     resume("no weights", "has no model.safetensors", lambda folder: (folder / WEIGHTS).unlink()),
     elsewhere("an empty optimizer.pt", "optimizer.pt is damaged", write(OPTIMIZER, b"")),
     elsewhere("no state", "it has no trainer_state.json", lambda folder: (folder / STATE).unlink()),
-    resume(
-        "half of the weights, by the manifest",
-        ["all are damaged", f"{WEIGHTS} has", "bytes instead of"],
-        lambda folder: cut(folder / WEIGHTS),
-        listed=True,
-    ),
+    resume("half of listed weights", ["all are damaged", f"{WEIGHTS} has", "instead of"], half(WEIGHTS), listed=True),
     resume(
         "half of the weights of the one that is asked for",
         ["is damaged", "There is no good one beside it", "delete its manifest.json"],
-        lambda folder: cut(folder / WEIGHTS),
+        half(WEIGHTS),
         ("--resume_from_checkpoint", "out/checkpoint-2"),
         listed=True,
     ),

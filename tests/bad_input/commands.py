@@ -27,25 +27,12 @@ def config(name, words, says, files=SCRIPT):
 
 COMMANDS = [
     command("doctor among no number of processes", "doctor", "WORLD_SIZE is", environ={"WORLD_SIZE": "two"}, status=1),
-    command(
-        "doctor of a rank that is not there", "doctor", "RANK is 5", environ={"WORLD_SIZE": "2", "RANK": "5"}, status=1
-    ),
-    *(
-        command(f"doctor of {name}", ("doctor", "--facts", file), says, files={} if text is None else {file: text})
-        for name, file, text, says in (
-            ("no file", "gone.json", None, "--facts gone.json: there is no such file"),
-            ("a folder", ".", None, "Is a directory"),
-            ("no machine", "x.json", "{}", 'it has no "system"'),
-            ("a wrong type", "x.json", '{"system": "Linux", "cuda_count": "8"}', "at `$.facts.cuda_count`"),
-        )
-    ),
+    command("doctor of no such rank", "doctor", "RANK is 5", environ={"WORLD_SIZE": "2", "RANK": "5"}, status=1),
+    command("doctor of no file", "doctor --facts gone.json", "--facts gone.json: there is no such file"),
+    command("doctor of a folder", "doctor --facts .", "Is a directory"),
+    command("doctor of no machine", "doctor --facts x.json", 'it has no "system"', {"x.json": "{}"}),
     command("selftest with a report in no folder", "selftest --json no/x.json", "--json no/x.json cannot"),
-    command(
-        "selftest among two processes",
-        "selftest",
-        "2 processes were started",
-        environ={"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"},
-    ),
+    command("selftest among processes", "selftest", "2 processes were", environ={"WORLD_SIZE": "2", "RANK": "0"}),
     command("simulate with a report in no folder", "simulate --json no/x.json train.py", "--json no/x.json cannot"),
     command("check an empty name", 'check ""', "There is no file"),
     command("check with a report in no folder", "check --json no/x.json train.py", "--json no/x.json cannot"),
@@ -71,24 +58,19 @@ COMMANDS = [
     launch("with missing settings", "--config_file gone.yaml train.py", "There is no file gone.yaml"),
     launch_with("settings in no YAML", "[", "c.yaml is not valid"),
     launch_with("a missing GPU", "device: xpu", ["c.yaml: ", "built without XPU"], ACCELERATE_USE_CPU="false"),
-    launch(
-        "with broken settings of the user", "train.py", "a list", {"config/mps_trainer/config.yaml": "- mps", **SCRIPT}
-    ),
+    launch("with broken settings", "train.py", "a list", {"config/mps_trainer/config.yaml": "- mps", **SCRIPT}),
     config("what is not shown", "print", "'print'"),
     config("shown and written", "show --default", "Leave one of them out"),
     config("shown from a missing file", "show --config_file gone.yaml", "There is no file gone.yaml"),
     config("written over a script", "--default --config_file train.py", "not overwritten"),
     config("written below a file", "--default --config_file train.py/c.yaml", "not a writable folder"),
     config(
-        "written over Accelerate's",
+        "over Accelerate's",
         "--default --config_file c.yaml",
-        "c.yaml belongs to Accelerate",
-        files={"c.yaml": "distributed_type: MULTI_CPU"},
+        "belongs to Accelerate",
+        {"c.yaml": "distributed_type: NO"},
     ),
     config(
-        "with Accelerate's in no YAML",
-        "--default",
-        "default_config.yaml is not valid YAML in line 1",
-        files={"hf/accelerate/default_config.yaml": "a: b: c"},
+        "of broken ones", "--default", "is not valid YAML in line 1", {"hf/accelerate/default_config.yaml": "a: b: c"}
     ),
 ]

@@ -2,7 +2,7 @@
 
 from tests.examples.conftest import EXAMPLE
 
-from .cases import EMBEDDED_TASK, NO_WEIGHTS, TASK, TRAIN, TSV, TSV_FILES, Case, split
+from .cases import EMBEDDED_TASK, NO_WEIGHTS, TASK, TRAIN, TSV_FILES, Case, split
 
 OUT = ("--output_dir", "out")
 
@@ -36,15 +36,11 @@ SOURCES = [
     flag("embedded and a file", "--train_file a.csv", "two sources of data", files={"a.csv": "text,label\n"}),
     alone("nothing to do", (*TASK, "--data_dir", "data", *NO_WEIGHTS), "Nothing is asked for: add --do_train"),
     alone(
-        "a missing data_dir",
-        (*TSV[:2], "--data_dir", "gone", *NO_WEIGHTS, "--do_eval"),
-        "--data_dir gone has none of the files of this task",
+        "a missing data_dir", (*TASK, "--data_dir", "gone", *NO_WEIGHTS, "--do_eval"), "--data_dir gone has none of"
     ),
     alone("a missing train_file", "--train_file gone.csv", "gone.csv does not exist"),
     alone(
-        "a script for data",
-        ("--train_file", str(EXAMPLE / "run_glue.py"), *NO_WEIGHTS, "--do_train"),
-        "its name ends in .py. Save a table as .csv, .tsv, .json or .jsonl",
+        "a script", ("--train_file", str(EXAMPLE / "run_glue.py"), *NO_WEIGHTS, "--do_train"), "its name ends in .py"
     ),
     alone("a folder for data", "--train_file a.csv", "a.csv does not", make=lambda folder: (folder / "a.csv").mkdir()),
 ]
@@ -68,9 +64,9 @@ RANGES = [
     flag("a batch of all the world", f"--per_device_train_batch_size {'9' * 30}", "per_device_train_batch_size=999"),
     flag("a seed of five thousand digits", f"--seed {'9' * 5000}", "--seed"),
     flag(
-        "an unknown keyword of checkpointing",
+        "no such keyword",
         "--gradient_checkpointing --gradient_checkpointing_kwargs '{\"a\": 1}'",
-        "has 'a', which torch.utils.checkpoint does not take. It takes use_reentrant, ",
+        "It takes use_reentr",
     ),
     flag("half a device", "--devices 0.5", "devices="),
     flag("a device twice", "--devices 0,0", "names a device twice"),
@@ -78,21 +74,13 @@ RANGES = [
 
 COMBINATIONS = [
     flag("nccl on the CPU", "--ddp_backend nccl --use_cpu", "nccl"),
-    flag(
-        "a device that is not here",
-        "--accelerator xpu",
-        "accelerator='xpu' was requested",
-        environ={"ACCELERATE_USE_CPU": "false"},
-    ),
+    flag("a device that is not here", "--accelerator xpu", "'xpu' was", environ={"ACCELERATE_USE_CPU": "false"}),
     flag("what is not supported", "--deepspeed ds.json", "deepspeed='ds.json' is not supported"),
     flag("no checkpoint of that name", "--resume_from_checkpoint gone", "there is no such folder"),
     flag("resuming from nothing", "--resume_from_checkpoint True", "No valid checkpoint found in output"),
     flag("a used output folder", "", "exists, is not empty and has no checkpoint", make=_use),
     flag(
-        "several processes",
-        "",
-        "Process 1 of 2 cannot join",
-        environ={"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
+        "several processes", "", "Process 1 of 2 cannot", environ={"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
     ),
     flag("no place in a step of Slurm", "", "SLURM_PROCID is not set", environ={"SLURM_STEP_NUM_TASKS": "2"}),
     flag("no number of processes", "", "WORLD_SIZE is", environ={"WORLD_SIZE": "two"}),
@@ -101,14 +89,8 @@ COMBINATIONS = [
 PARTS = [
     training("no such tracker here", "--report_to wandb_of_old", "report_to=['wandb_of_old'] cannot be used"),
     training("settings of another schedule", "--lr_scheduler_kwargs '{\"zigzag\": 1}'", "lr_scheduler_type="),
-    training(
-        "a schedule without its settings",
-        "--lr_scheduler_type cosine_with_min_lr",
-        "lr_scheduler_type='cosine_with_min_lr'",
-    ),
-    training(
-        "a setting of the wrong type", "--optim rmsprop --optim_args momentum=much", "optim_args='momentum=much'"
-    ),
+    training("a schedule without its settings", "--lr_scheduler_type cosine_with_min_lr", "'cosine_with_min_lr'"),
+    training("a setting of the wrong type", "--optim rmsprop --optim_args momentum=much", "'momentum=much'"),
     training("an optimizer that is not installed", "--optim adamw_bnb_8bit", "optim='adamw_bnb_8bit'"),
     training("no such compiler", "--torch_compile_backend gcc", "torch_compile_backend='gcc'"),
     training("a repository of no such name", "--push_to_hub --hub_model_id a//b", "hub_model_id='a//b'"),

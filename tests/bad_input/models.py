@@ -56,6 +56,11 @@ def _shards(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def _folder_for_weights(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).mkdir()
+
+
 def _pickled(content):
     def make(folder):
         (folder / WEIGHTS).unlink()
@@ -78,8 +83,7 @@ def _remade(**values):
 def _larger_vocabulary(folder):
     """Gives the tokenizer an id beyond the model's vocabulary."""
     held = json.loads((folder / TOKENIZER).read_text())
-    vocabulary = held["model"]["vocab"]
-    vocabulary["boat"] = 5000
+    held["model"]["vocab"]["boat"] = 5000
     (folder / TOKENIZER).write_text(json.dumps(held))
 
 
@@ -106,15 +110,9 @@ SETTINGS = [
 WEIGHT_FILES = [
     model("no weights", "cannot be loaded", without(WEIGHTS)),
     model(
-        "a pointer of LFS for weights",
-        "cannot be loaded",
-        text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"),
+        "a pointer of LFS for weights", "cannot be loaded", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1")
     ),
-    model(
-        "a folder for weights",
-        "cannot be loaded",
-        lambda folder: ((folder / WEIGHTS).unlink(), (folder / WEIGHTS).mkdir()),
-    ),
+    model("a folder for weights", "cannot be loaded", _folder_for_weights),
     model("an index of shards that are missing", "cannot be loaded", _shards),
     model("a pickle that runs code", "cannot be loaded", _pickled(pickle.dumps(Touch()))),
     model("a pickle of 1999 that runs code", "cannot be loaded", _pickled(pickle.dumps(Touch(), protocol=0))),

@@ -37,9 +37,7 @@ SHAPE = [
 ]
 
 LABELS = [
-    tsv(
-        "a label out of range", HEADER + row("7"), ["train.tsv", "class label 7. Its Quality has to be not_equivalent"]
-    ),
+    tsv("a label out of range", HEADER + row("7"), ["train.tsv", "class label 7. Its Quality has to be"]),
     tsv("a label of five thousand digits", HEADER + row("1" * 5000), ["train.tsv", "class label 111"]),
     tsv("a superscript for a label", HEADER + row("²"), ["train.tsv", "class label ²"]),
     tsv("an escape sequence for a label", HEADER + row("\x1b[2J"), "class label \\x1b[2J"),

@@ -2,8 +2,8 @@
 
 import io
 import os
-import sys
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -13,9 +13,6 @@ from mps_trainer.launching.config_file import load
 from mps_trainer.launching.settings import DEFAULTS
 from tests.launching.test_processes import GPUS, MAC, PC
 
-from .terminal import Terminal
-
-CONFIG = [sys.executable, "-m", "mps_trainer", "config"]
 DEFAULTS_WRITTEN = {name: value for name, value in DEFAULTS.items() if value is not None}
 
 
@@ -27,20 +24,14 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the same questions on every machine
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
     monkeypatch.chdir(tmp_path)
     return tmp_path / "config" / "mps_trainer" / "config.yaml"
 
 
-@pytest.mark.integration
-def test_ctrl_c_leaves_nothing(home, tmp_path):
-    terminal = Terminal(CONFIG, dict(os.environ))
-    terminal.sees("[auto]: ")
-    terminal.types("\n")
-    terminal.sees("[no]: ")
-    terminal.interrupts()
-    terminal.sees("mps-trainer: interrupted. Nothing was written.\n")
-    assert terminal.ends() == 130
+def test_ctrl_c_leaves_nothing(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("builtins.input", mock.Mock(side_effect=["", KeyboardInterrupt]))
+    assert cli.main(["config"]) == 130
+    assert capsys.readouterr().err == "\nmps-trainer: interrupted. Nothing was written.\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,5 +1,6 @@
 """`mps-trainer doctor`, as a user runs it."""
 
+import functools
 import json
 import os
 import subprocess
@@ -12,22 +13,16 @@ from mps_trainer import DeviceRequest, MachineFacts, __version__, cli, gather_fa
 from tests import HUNG_AFTER, run_python
 from tests.devices.machines import MACHINES
 
-
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    launcher = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    variables = {name: value for name, value in os.environ.items() if name not in launcher}
-    command = [sys.executable, "-m", "mps_trainer", *arguments]
-    return subprocess.run(command, env={**variables, **environ}, capture_output=True, text=True, timeout=HUNG_AFTER)
+run = functools.partial(run_python, "-m", "mps_trainer")
 
 
-@pytest.mark.integration
-def test_doctor_prints_the_decision_for_this_machine():
-    result = run("doctor")
+def test_doctor_prints_the_decision_for_this_machine(capsys):
+    status, printed = cli.main(["doctor"]), capsys.readouterr()
     decision = resolve(DeviceRequest(), gather_facts())
-    (device,) = (line for line in result.stdout.splitlines() if line.startswith("device "))
+    (device,) = (line for line in printed.out.splitlines() if line.startswith("device "))
     assert device.split()[1] == f"{decision.name}:"
-    assert result.returncode == int(result.stdout.count(" error: ") > 0)
-    assert result.stderr == ""
+    assert status == int(printed.out.count(" error: ") > 0)
+    assert printed.err == ""
 
 
 @pytest.mark.integration

@@ -13,7 +13,6 @@ from mps_trainer import cli
 from tests import HUNG_AFTER
 from tests.launching.test_processes import MAC
 
-from .terminal import Terminal
 from .test_doctor import run
 
 NAMES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU", "PYTORCH_ENABLE_MPS_FALLBACK")
@@ -159,22 +158,6 @@ os.kill(os.getpid(), signal.SIGTERM)
     assert json.loads(result.stdout) == [
         "__main__", argv, str(folder / "sub"), ["bf16", "true", None], "typed"
     ]  # fmt: skip
-
-
-@pytest.mark.integration
-def test_ctrl_c_in_a_terminal_is_the_scripts(folder):
-    (folder / "train.py").write_text("""\
-import time
-try:
-    print("begun"); time.sleep(60)
-except KeyboardInterrupt:
-    print("saved"); raise SystemExit(130)
-""")
-    terminal = Terminal([sys.executable, "-m", "mps_trainer", "launch", "train.py"], dict(os.environ))
-    terminal.sees("begun")
-    terminal.interrupts()
-    terminal.sees("saved")
-    assert terminal.ends() == 130
 
 
 TWO = """\

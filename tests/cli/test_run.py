@@ -1,11 +1,11 @@
 """`mps-trainer run`: a script for transformers' Trainer, with this one, as plain Python would run it."""
 
+import sys
+
 import pytest
 import transformers
 
 from mps_trainer import cli
-
-from .test_doctor import run
 
 BEGIN = "from transformers import Trainer, TrainingArguments\nimport sys\n"
 
@@ -46,12 +46,11 @@ def test_run_ends_as_python_does(script, text, status, said):
     assert "mps_trainer/cli" not in ended.stderr
 
 
-@pytest.mark.integration
-def test_run_replaces_the_trainer_of_modules_beside_the_script(tmp_path):
+def test_run_replaces_the_trainer_of_modules_beside_the_script(script, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
     (tmp_path / "helper.py").write_text("from transformers import Trainer\n")
-    (tmp_path / "train.py").write_text("import helper\nprint(helper.Trainer.__module__)\nraise SystemExit(3)\n")
-    result = run("run", str(tmp_path / "train.py"))
-    assert (result.returncode, result.stdout) == (3, "mps_trainer.trainer\n")
+    assert script("import helper; print(helper.Trainer.__module__)").stdout == "mps_trainer.trainer\n"
+    monkeypatch.delitem(sys.modules, "helper")
 
 
 def test_restarts_are_of_the_command_without_them(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import json
 import platform
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -190,11 +191,20 @@ def without_the_switch(monkeypatch):
     monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
 
 
-def python(code: str) -> str:
-    """Returns what `code` prints in a new interpreter."""
-    result = run_python("-c", code)
+def python(code: str, folder: Path | None = None) -> str:
+    """Returns what `code` prints in a new interpreter, in a folder."""
+    result = run_python("-c", code, cwd=folder)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
+
+
+@pytest.fixture
+def beside_torch(tmp_path):
+    """Returns a folder with a package `torch` that does nothing: only when it is loaded matters here."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("from . import version")
+    (tmp_path / "torch" / "version.py").touch()
+    return tmp_path
 
 
 @pytest.mark.integration
@@ -228,19 +238,20 @@ SHOW = "f = mps_trainer.gather_facts(); print(f.fallback_when_torch_loaded, f.fa
         (["import mps_trainer", "os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '0'", "import torch", SET], "False True"),
     ],
 )
-def test_whether_the_fallback_switch_was_set_in_time(order, printed):
-    assert python("\n".join(["import importlib.util, os, sys", *order, SHOW.replace("; ", "\n")])) == printed
+def test_whether_the_fallback_switch_was_set_in_time(order, printed, beside_torch):
+    assert python("\n".join(["import importlib.util, os", *order, SHOW]), beside_torch) == printed
 
 
 @pytest.mark.integration
-def test_the_watch_for_torch_leaves_no_trace_once_torch_is_loaded():
+def test_the_watch_for_torch_leaves_no_trace_once_torch_is_loaded(beside_torch):
     printed = python(
         "import sys\n"
         "before = list(sys.meta_path)\n"
         "import mps_trainer\n"
         "assert sys.meta_path[1:] == before\n"
         "import torch\n"
-        "print([type(finder).__name__ for finder in sys.meta_path if 'Watch' in type(finder).__name__])"
+        "print([type(finder).__name__ for finder in sys.meta_path if 'Watch' in type(finder).__name__])",
+        beside_torch,
     )
     assert printed == "[]"
 

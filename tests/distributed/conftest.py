@@ -10,8 +10,8 @@ import pytest
 import torch
 from filelock import FileLock
 
+from tests import run_python
 from tests.conftest import assert_same_weights
-from tests.distributed.launch import environment, run
 from tests.distributed.scenarios import SCENARIOS, STEPS
 
 WITH_FOUR = (
@@ -25,24 +25,42 @@ WITH_FOUR = (
 
 
 @pytest.fixture(scope="session")
-def made_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Callable[[str], list[dict[str, Any]]]]:
-    """`made_by(2)(name)` is what each of two processes made of the scenario `name`, over gloo on the CPU.
-
-    All scenarios are made at once, because a process takes seconds to start; test processes share what came of them.
-    """
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`run_once("name", module, *words)` runs a module once for all test processes, into a folder of that name."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
-    def made(size: int, *names: str, **settings: str) -> Callable[[str], list[dict[str, Any]]]:
-        folder = Path(shared, "-".join(["made-by", str(size), *settings.values()]))
+    def run(name: str, module: str, *words: object, **variables: str) -> Path:
+        folder = shared / name
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 folder.mkdir()
-                command = "-m", "tests.distributed.worker", str(size), str(folder), *names
-                run(1, *command, variables=lambda *place: {**environment(*place), **settings})
+                done = run_python("-m", f"tests.distributed.{module}", folder, *words, **variables)
+                assert done.returncode == 0, done.stdout + done.stderr
+        return folder
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def made_by(run_once: Callable[..., Path]) -> Callable[..., Callable[[str], list[dict[str, Any]]]]:
+    """`made_by(2)(name)` is what each of two processes made of the scenario `name`, over gloo on the CPU.
+
+    All scenarios are made at once, because a process takes seconds to start.
+    """
+
+    def made(size: int, *names: str, **settings: str) -> Callable[[str], list[dict[str, Any]]]:
+        folder = run_once("-".join(["made-by", str(size), *settings.values()]), "worker", size, *names, **settings)
         return lambda name: [load(folder / f"{name}-{rank}.pt") for rank in range(size)]
 
     return made
+
+
+@pytest.fixture
+def told_by(run_once: Callable[..., Path]) -> Callable[..., list[str]]:
+    """`told_by(case)` is what each process of a case of `differing.py` wrote."""
+    folder = run_once("differing", "differing")
+    return lambda case, end="": [path.read_text() for path in sorted(folder.glob(f"{case}-[0-9]{end}"))]
 
 
 @pytest.fixture
@@ -70,6 +88,13 @@ def assert_trained_alike(one: dict[str, Any], several: list[dict[str, Any]], ste
         for name, tensor in one["weights"].items():
             torch.testing.assert_close(made["weights"][name], tensor, atol=1e-5, rtol=0)
         assert_same_weights(made["weights"], several[0]["weights"])
+
+
+def assert_evaluated_alike(several: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    for made in several:
+        assert made.keys() == one.keys()
+        for key, value in one.items():
+            np.testing.assert_array_equal(made[key], value)
 
 
 def assert_resumed_exactly(whole: dict[str, Any], again: dict[str, Any]) -> None:

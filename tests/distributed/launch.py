@@ -3,12 +3,9 @@
 import functools
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 
 import mps_trainer
-from tests import HUNG_AFTER
 from tests.faults.forked import end_with
 
 OF_TORCHRUN = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -53,30 +50,7 @@ def of_slurm(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def start(size: int, *command: str, variables: Variables = environment) -> list[subprocess.Popen[str]]:
-    """Python with `command`, in `size` processes, each with the `variables` of its place."""
-    port = free_port()
-    return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env=variables(rank, size, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-
-
-def run(size: int, *command: str, timeout: int = HUNG_AFTER, variables: Variables = environment) -> list[str]:
-    """Returns the output of each process. Fails if one of them failed."""
-    processes = start(size, *command, variables=variables)
-    outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * size, outputs
-    return outputs
-
-
-def fork(size: int, work: Callable[[int], None]) -> list[int]:
+def fork(size: int, work: Callable[[int], None], variables: Variables = environment) -> list[int]:
     """Calls `work(rank)` in processes that are forked from this one, and returns their exit statuses.
 
     They have what this one has imported, which takes longer than most of their work.
@@ -84,7 +58,9 @@ def fork(size: int, work: Callable[[int], None]) -> list[int]:
     port, pids = free_port(), []
     for rank in range(size):
         if (pid := os.fork()) == 0:
-            os.environ.update(environment(rank, size, port))
+            environ = variables(rank, size, port)
+            os.environ.clear()
+            os.environ.update(environ)
             end_with(functools.partial(work, rank))
         pids.append(pid)
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]

@@ -190,10 +190,11 @@ def evaluation(folder: str) -> dict[str, Any]:
     trainer = Trainer(classifier(), arguments(folder, per_device_eval_batch_size=2), compute_metrics=accuracy)
     found = {}
     for count in range(1, 10):
-        predicted = trainer.predict(examples(count, seed=1))
-        metrics = {name: value for name, value in predicted.metrics.items() if "loss" in name or "accuracy" in name}
-        found[count] = metrics, predicted.predictions, predicted.label_ids
-    return {"found": found}
+        predictions, labels, metrics = trainer.predict(examples(count, seed=1))
+        figures = {name: metrics[f"test_{name}"] for name in ("loss", "accuracy")}
+        figures |= {"predictions": predictions, "labels": labels}
+        found.update({f"{name} of {count}": figure for name, figure in figures.items()})
+    return found
 
 
 @scenario
@@ -298,9 +299,9 @@ def another_run_in_the_folder(folder: str) -> dict[str, Any]:
     os.makedirs(folder, exist_ok=True)
     trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
     with contextlib.ExitStack() as stack:
-        if trainer._mt_processes.is_first:
+        if trainer.is_world_process_zero():
             stack.enter_context(only_run_in(folder))
-        trainer._mt_processes.wait()
+        torch.distributed.barrier()
         return refused(trainer)
 
 

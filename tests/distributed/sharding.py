@@ -126,7 +126,7 @@ def sharded_and_described(folder: str) -> dict[str, Any]:
     trainer = make(folder, model=small_bert(), rows=sentences(16, labels=True), max_steps=1)
     trainer.train()
     trainer.create_model_card()
-    trainer._mt_processes.wait()
+    torch.distributed.barrier()
     with open(os.path.join(folder, "README.md"), encoding="utf-8") as file:
         return {"card": file.read(), "model": model_of(trainer.model, trainer.args)}
 

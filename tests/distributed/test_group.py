@@ -9,54 +9,15 @@ import torch.distributed
 
 from mps_trainer import MachineFacts, MisconfigurationException, TrainingArguments, distributed, resolve
 from mps_trainer.devices import DeviceRequest
-from tests.distributed.launch import of_slurm, run
+from tests.distributed import differing
 
 PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
 
-MAIN_PROCESS_FIRST = """
-import json, os, sys, time
-from mps_trainer import TrainingArguments
 
-folder = sys.argv[1]
-args = TrainingArguments(use_cpu=True, ddp_backend="gloo", ddp_timeout=600)
-main = args.process_index == 0
-seen = []
-for number, local in enumerate((True, False)):
-    done = os.path.join(folder, f"done-{number}")
-    with args.main_process_first(local=local, desc="work"):
-        if main:
-            time.sleep(0.5)
-            open(done, "w").close()
-        seen.append(os.path.exists(done))
-failed = os.path.join(folder, "failed")
-try:
-    with args.main_process_first():
-        if main:
-            open(failed, "w").close()
-            raise KeyError("the main process fails in its block")
-        seen.append(os.path.exists(failed))
-except KeyError:
-    seen.append(True)
-report = {
-    "seen": seen,
-    "backend": __import__("torch").distributed.get_backend(),
-    "device": str(args.device),
-    "numbers": [args.world_size, args.process_index, args.local_process_index],
-    "main": [args.should_log, args.should_save],
-    "mode": args.parallel_mode.value,
-}
-with open(os.path.join(folder, f"report-{args.process_index}.json"), "w") as file:
-    json.dump(report, file)
-__import__("torch").distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.integration
-def test_the_main_process_does_its_block_first_and_releases_the_others_even_when_it_fails(tmp_path):
+def test_the_main_process_does_its_block_first_and_releases_the_others_even_when_it_fails(told_by):
     """In a step of Slurm; the other tests have torchrun's variables."""
-    run(2, "-c", MAIN_PROCESS_FIRST, str(tmp_path), variables=of_slurm)
-    for rank in range(2):
-        assert json.loads((tmp_path / f"report-{rank}.json").read_text()) == {
+    for rank, report in enumerate(told_by(differing.SLURM)):
+        assert json.loads(report) == {
             "seen": [True, True, True],
             "backend": "gloo",
             "device": "cpu",
@@ -64,6 +25,7 @@ def test_the_main_process_does_its_block_first_and_releases_the_others_even_when
             "main": [rank == 0, rank == 0],
             "mode": "distributed",
         }
+    assert rank == 1
 
 
 @pytest.fixture

@@ -12,19 +12,16 @@ import torch
 import torch.distributed as dist
 
 from mps_trainer import MisconfigurationException
-from tests import HUNG_AFTER
 from tests.conftest import assert_same_weights
-from tests.distributed.conftest import assert_resumed_exactly
-from tests.distributed.launch import environment, start
-from tests.distributed.test_training import ALIKE
+from tests.distributed import differing
+from tests.distributed.conftest import assert_evaluated_alike, assert_resumed_exactly
+from tests.distributed.test_training import ALIKE, EVALUATIONS
 
 pytest.importorskip("mlx.core", reason="MLX is not installed: the extra several-macs")
 
-EVALUATIONS = ["evaluation", "evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"]
 RUNS = [*ALIKE, "adapters_in_bfloat16"]
 NAMES = [*RUNS, *EVALUATIONS, "a_run_resumed_in_an_epoch", "checkpoints", "a_signal_in_a_step", "objects", "tensors"]
 NAMES += ["collectives", "replicas", "a_slow_process"]
-DEVICES = ["cpu", "mps"]
 
 
 def over_mlx(device: str, together: int = 8) -> dict[str, str]:
@@ -62,7 +59,6 @@ def test_two_processes_on_mps_train_as_one(made, name):
         assert_same_weights(one["weights"], several[0]["weights"])
 
 
-@pytest.mark.integration
 def test_three_processes_train_as_one(made):
     several, alone = made(3, "mps", 12), made(1, "mps", 12)
     for name in RUNS:
@@ -71,21 +67,13 @@ def test_three_processes_train_as_one(made):
             assert_same_weights(one["weights"], several(name)[0]["weights"])
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", EVALUATIONS)
-def test_evaluations_and_predictions_are_those_of_one_process(made, device, name):
-    (alone,) = made(1, device)(name)
-    for one in made(2, device)(name):
-        for key, value in alone.items():
-            if name == "evaluation":
-                for count, expected in value.items():
-                    for found, each in zip(one[key][count], expected, strict=True):
-                        np.testing.assert_equal(found, each)
-            else:
-                np.testing.assert_array_equal(one[key], value)
+def test_evaluations_and_predictions_are_those_of_one_process_and_over_gloo(made, made_by, name):
+    assert_evaluated_alike(made(2, "mps")(name), *made(1, "mps")(name))
+    assert_evaluated_alike(made(2, "cpu")(name), made_by(2)(name)[0])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_a_resumed_run_is_equal_in_every_bit(made, device):
     for one in made(2, device)("a_run_resumed_in_an_epoch"):
         assert_resumed_exactly(one["whole"], one["again"])
@@ -120,18 +108,14 @@ def test_the_report_tells_who_waits_for_whom(made):
     assert second == 0
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(("size", "device"), [(2, "mps"), (3, "cpu")])
-def test_the_others_name_a_process_that_was_killed(tmp_path, size, device):
-    command = "-m", "tests.distributed.hanging", str(tmp_path), "1", "3"
-    processes = start(size, *command, variables=lambda *place: {**environment(*place), **over_mlx(device, 12)})
-    outputs = [process.communicate(timeout=HUNG_AFTER)[0] for process in processes]
-    for rank in {*range(size)} - {1}:
-        said = [line for line in outputs[rank].splitlines() if "did not come" in line]
-        assert len(said) == 1, outputs[rank]
-        who = rf"process 1 \(pid {processes[1].pid} on {re.escape(socket.gethostname())}\): it does not answer"
-        assert re.search(who, said[0])
-        assert processes[rank].returncode == 1
+@pytest.mark.parametrize("case", differing.KILLED)
+def test_the_others_name_a_process_that_was_killed(told_by, case):
+    pids, told = told_by(case, ".pid"), told_by(case)
+    assert len(told) == differing.KILLED[case] - 1
+    for said in told:
+        assert "did not come" in said
+        assert "\n" not in said
+        assert f"process 1 (pid {pids[1]} on {socket.gethostname()}): it does not answer" in said
 
 
 def test_other_versions_on_another_machine_are_refused():

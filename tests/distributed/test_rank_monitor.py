@@ -14,31 +14,18 @@ from mps_trainer.distributed import Processes, absent_named, first, rank_monitor
 from mps_trainer.distributed.rank_monitor import RankMonitor
 from mps_trainer.errors import AnotherProcessFailedError, DifferentExchangesError, explanation_of
 from mps_trainer.loop.run import TrainingRun
-from tests import HUNG_AFTER
-from tests.distributed import differing, hanging
-from tests.distributed.launch import run, start
+from tests.distributed import differing
 
 LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv"
 
 
-@pytest.mark.integration
-def test_one_that_hangs_and_one_that_is_stopped_are_named_with_where_they_are(tmp_path):
-    processes = start(3, "-m", "tests.distributed.hanging", str(tmp_path))
-    try:
-        # 40 s where nothing else runs, 20 of them the wait for the others; the start alone took a minute beside two
-        # more tests of several processes on a slow machine
-        output = processes[0].communicate(timeout=HUNG_AFTER)[0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    said = [line for line in output.splitlines() if "did not come" in line]
-    assert len(said) == 1, output
-    script = re.escape(hanging.__file__)
-    pids = [rf"pid {process.pid} on {re.escape(socket.gethostname())}" for process in processes]
-    assert re.search(rf"to step 4: process 1 \({pids[1]}\): it is in on_step_begin \({script}, line \d+\);", said[0])
-    assert re.search(rf"process 2 \({pids[2]}\): it does not answer", said[0])
-    assert processes[0].returncode == 1
+def test_one_that_hangs_and_one_that_is_stopped_are_named_with_where_they_are(told_by):
+    pids = [f"pid {pid} on {socket.gethostname()}" for pid in told_by(differing.HANG, ".pid")]
+    (said,) = told_by(differing.HANG)
+    assert "\n" not in said
+    script = re.escape(differing.__file__)
+    assert re.search(rf"did not come to step 4: process 1 \({pids[1]}\): it is in hang \({script}, line \d+\);", said)
+    assert f"process 2 ({pids[2]}): it does not answer" in said
 
 
 @pytest.fixture
@@ -135,14 +122,6 @@ def test_numbers_of_different_places_are_refused_at_once(monkeypatch):
         two.sum([0.0, 1.0, 2.0])
 
 
-@pytest.fixture(scope="module")
-def said_by(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("differing")
-    run(1, "-m", "tests.distributed.differing", str(folder))
-    return lambda case: [(folder / f"{case}-{rank}").read_text() for rank in range(2)]
-
-
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("case", "second"),
     [
@@ -153,9 +132,10 @@ def said_by(tmp_path_factory):
         ("accumulation", "the end of an epoch"),
     ],
 )
-def test_processes_that_do_not_do_the_same_are_told_what_each_waits_for(said_by, case, second):
-    assert set(differing.CASES) == {"stop", "save", "evaluate", "data", "accumulation"}
-    for said in said_by(case):
+def test_processes_that_do_not_do_the_same_are_told_what_each_waits_for(told_by, case, second):
+    told = told_by(case)
+    assert len(told) == 2
+    for said in told:
         assert "processes wait for different things" in said
         assert re.search(r"process 0 \(pid .*\) for the loss and gradients of a batch in .*; process 1 \(pid", said)
         assert f") for {second} in " in said

@@ -27,11 +27,17 @@ def test_two_processes_train_as_one(made_by, alone, name):
     assert_trained_alike(alone(name), made_by(2)(name))
 
 
-def test_each_process_holds_half_of_parameters_and_optimizer(made_by):
+def test_each_process_holds_half_of_parameters_and_optimizer_and_the_saved_model_is_whole(made_by, alone):
+    one = alone("sharded_tokens")
     for made in made_by(2)("sharded_tokens"):
         assert 0.45 < made["own"] / made["whole"] < 0.55
         assert made["apart"] == {True}  # batches of one update exchange no gradients but after the last
         assert made["blocks"] == ["", "transformer.h.0", "transformer.h.1"]
+        assert made["after"] == pytest.approx(one["after"], abs=1e-5)
+    made = made_by(2)("sharded_tokens")[0]
+    model = GPT2LMHeadModel.from_pretrained(made["folder"])
+    assert model.config.architectures == ["GPT2LMHeadModel"]
+    assert_same_weights(model.state_dict(), made["weights"])
 
 
 def test_report_and_card_call_the_model_by_its_name_and_the_processes_what_they_are(made_by):
@@ -58,16 +64,6 @@ def test_streams_are_predicted_as_in_one_process_whatever_remains(made_by, alone
             assert loss == pytest.approx(expected[2], abs=1e-5)
 
 
-def test_the_model_that_is_saved_at_the_end_is_whole(made_by, alone):
-    one = alone("sharded_tokens")
-    for made in made_by(2)("sharded_tokens"):
-        assert made["after"] == pytest.approx(one["after"], abs=1e-5)
-    made = made_by(2)("sharded_tokens")[0]
-    model = GPT2LMHeadModel.from_pretrained(made["folder"])
-    assert model.config.architectures == ["GPT2LMHeadModel"]
-    assert_same_weights(model.state_dict(), made["weights"])
-
-
 def test_computation_is_in_bfloat16_and_what_is_kept_in_float32(made_by):
     for made in made_by(2)("sharded_in_bfloat16"):
         assert made["used"] == {torch.bfloat16}
@@ -75,14 +71,10 @@ def test_computation_is_in_bfloat16_and_what_is_kept_in_float32(made_by):
         assert made["losses"][-1] < made["losses"][0] - 0.2
 
 
-@pytest.mark.parametrize("kind", [sharding.FULL, sharding.SHARDED])
-def test_a_resumed_run_is_equal_in_every_bit(made_by, kind):
+def test_a_resumed_run_is_equal_in_every_bit_with_both_kinds_of_checkpoints(made_by):
     for made in made_by(2)("sharded_run_resumed"):
-        assert_resumed_exactly(*made[kind])
-
-
-def test_both_kinds_of_checkpoint_are_of_the_same_run(made_by):
-    for made in made_by(2)("sharded_run_resumed"):
+        for kind in (sharding.FULL, sharding.SHARDED):
+            assert_resumed_exactly(*made[kind])
         assert_same_weights(made[sharding.FULL][0]["weights"], made[sharding.SHARDED][0]["weights"])
 
 
@@ -169,7 +161,6 @@ def test_every_optimizer_that_is_offered_trains_alike_and_goes_on(made_by, alone
             np.testing.assert_array_equal(made[name]["again"], made[name]["losses"])
 
 
-@pytest.mark.integration
 def test_four_processes_train_as_one_and_go_on_from_two(made_by, made_by_four, alone):
     """Of some parameters a process has no part at all."""
     assert_trained_alike(alone("sharded_by_size"), made_by_four("sharded_by_size"))

@@ -5,7 +5,7 @@ import socket
 import numpy as np
 import pytest
 
-from tests.distributed.conftest import assert_resumed_exactly, assert_trained_alike
+from tests.distributed.conftest import assert_evaluated_alike, assert_resumed_exactly, assert_trained_alike
 
 HOST = socket.gethostname()
 ALIKE = [
@@ -21,6 +21,7 @@ ALIKE = [
     "tokens_are_what_is_averaged_over",
     "an_update_without_a_label_in_one_process",
 ]
+EVALUATIONS = ["evaluation", "evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"]
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -28,28 +29,9 @@ def test_two_processes_train_as_one(made_by, alone, name):
     assert_trained_alike(alone(name), made_by(2)(name))
 
 
-def test_evaluation_gives_what_one_process_gives_to_the_last_digit_whatever_remains(made_by, alone):
-    for made in made_by(2)("evaluation"):
-        for count, (metrics, predictions, labels) in alone("evaluation")["found"].items():
-            found = made["found"][count]
-            assert found[0] == metrics
-            np.testing.assert_array_equal(found[1], predictions)
-            np.testing.assert_array_equal(found[2], labels)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("evaluation_sorted_by_length", "evaluation_of_seven_full_batches"),
-        *("evaluation_of_a_stream", "metrics_batch_by_batch"),
-    ],
-)
-def test_every_way_to_evaluate_gives_what_one_process_gives(made_by, alone, name):
-    one = alone(name)
-    for made in made_by(2)(name):
-        assert made.keys() == one.keys()
-        for key, value in one.items():
-            np.testing.assert_array_equal(made[key], value)
+@pytest.mark.parametrize("name", [*EVALUATIONS, "evaluation_of_seven_full_batches"])
+def test_every_way_to_evaluate_gives_what_one_process_gives_to_the_last_digit(made_by, alone, name):
+    assert_evaluated_alike(made_by(2)(name), alone(name))
 
 
 def test_a_resumed_run_is_equal_in_every_bit(made_by):
@@ -83,13 +65,10 @@ def test_all_processes_are_told_what_is_refused(made_by, name, said):
         assert not made.get("left")
 
 
-@pytest.mark.integration
 def test_four_processes_train_as_one_and_go_on_from_two(made_by_four, alone):
     for name in ("the_end_of_an_epoch_is_uneven", "the_end_of_an_epoch_is_one_example"):
         assert_trained_alike(alone(name), made_by_four(name))
-    for made in made_by_four("evaluation"):
-        for count, (metrics, *_) in alone("evaluation")["found"].items():
-            assert made["found"][count][0] == metrics
+    assert_evaluated_alike(made_by_four("evaluation"), alone("evaluation"))
     whole, one = alone("checkpoints"), alone("from_two_processes")
     for resumed in [*made_by_four("from_two_processes"), one]:
         assert resumed["steps"] == whole["steps"]

@@ -1,6 +1,6 @@
 """Several processes, of which each makes all scenarios, or those named, and leaves what came of them in a folder.
 
-`python -m tests.distributed.worker SIZE FOLDER [NAME...]`.
+`python -m tests.distributed.worker FOLDER SIZE [NAME...]`.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
-from tests.distributed import collectives, messages, sharding, signals  # noqa: F401  add their scenarios
+from tests.distributed import collectives, messages, restarted, sharding, signals  # noqa: F401  add their scenarios
 from tests.distributed.launch import fork
 from tests.distributed.scenarios import SCENARIOS
 
@@ -32,5 +32,5 @@ def make(rank: int, folder: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    size, folder, names = int(sys.argv[1]), sys.argv[2], sys.argv[3:] or list(SCENARIOS)
+    folder, size, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:] or list(SCENARIOS)
     sys.exit(int(any(fork(size, lambda rank: make(rank, folder, names)))))

@@ -47,36 +47,21 @@ def test_listed_names_exist_with_docstrings(name):
     assert inspect.getdoc(found) if not inspect.isclass(found) else found.__doc__
 
 
-def test_fields_are_in_one_table_each(extension):
-    current = [row.name for rows in extension("arguments_table").groups().values() for row in rows]
-    names = current + [row.name for row in extension("arguments_table").deprecated()]
+def test_fields_are_in_one_table_each_with_defaults_and_help_or_their_successors(extension):
+    table = extension("arguments_table")
+    current, old = [row for rows in table.groups().values() for row in rows], table.deprecated()
+    names = [row.name for row in (*current, *old)]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(TrainingArguments))
-
-
-def test_rows_have_defaults_and_help_of_fields(extension):
-    rows = {row.name: row for group in extension("arguments_table").groups().values() for row in group}
+    rows = {row.name: row for row in current}
     for field in dataclasses.fields(TrainingArguments):
         if field.name in rows:
             missing = field.default is dataclasses.MISSING
             assert rows[field.name].default == repr(field.default_factory() if missing else field.default)
             assert rows[field.name].help == field.metadata["help"]
             assert rows[field.name].help
-
-
-def test_deprecated_fields_name_their_successors(extension):
-    instead = {row.name: row.help for row in extension("arguments_table").deprecated()}
+    instead = {row.name: row.help for row in old}
     assert instead["no_cuda"] == "use use_cpu."
     assert "Deprecated" not in " ".join(instead.values())
-
-
-@pytest.fixture
-def page(extension):
-    """Returns the commands of the page by name."""
-    return {command.name: command for command in extension("commands_table").commands()}
-
-
-def test_commands_have_sections(page):
-    assert page.keys() == {"", *NAMES}
 
 
 def flags_in(help: str) -> set[str]:
@@ -85,14 +70,13 @@ def flags_in(help: str) -> set[str]:
     return {flag for line in lines for flag in re.findall(r"(?:^|, )(--?[a-z][\w-]*)", line.split("  ")[0])}
 
 
-def test_sections_have_options_of_help(page):
+def test_commands_have_sections_with_the_options_of_help(extension):
+    page = {command.name: command for command in extension("commands_table").commands()}
+    assert page.keys() == {"", *NAMES}
     (below,) = (action for action in _parser()._actions if action.dest == "command")
     for name, parser in below.choices.items():
         shown = {flag for called, _ in page[name].options for flag in re.findall(r"--?[a-z][\w-]*", called)}
         assert shown == flags_in(parser.format_help()) - {"-h", "--help"}
-
-
-def test_help_texts_have_no_placeholders(page):
     texts = [text for command in page.values() for _, text in command.options]
     assert texts
     assert not [text for text in texts if "%" in text]
@@ -105,21 +89,15 @@ def test_commands_are_in_the_table():
     assert set(re.findall(r"`(\w+)", " ".join(first))) == NAMES
 
 
-def test_checks_are_described():
+def test_checks_are_described_and_shown_with_their_tolerances():
     rows = SELFTEST.split("## Checks")[1].split("\n## ")[0]
     named = [name for row in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
     assert named == list(CHECKS)
-
-
-def test_shown_screen_has_all_checks():
     (screen,) = all_blocks(kind="selftest")
     heading = table_of_checks([CheckResult(name, "passed", "", 0.0) for name in CHECKS])[0]
     rows = screen.text.split(f"\n{heading}\n")[1].split("\n\n")[0]
     width = heading.index("result")
     assert [line[:width].strip() for line in rows.splitlines() if line[:width].strip()] == list(CHECKS)
-
-
-def test_shown_tolerances_are_those_of_checks():
     rows = SELFTEST.split("## Tolerances")[1].split("\n## ")[0]
     allowed = {float(value) for value in re.findall(r"\| (\d+e-\d+) \|$", rows, re.MULTILINE)}
     assert allowed == {tolerance.relative for tolerance in TOLERANCES.values()}

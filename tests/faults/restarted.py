@@ -25,7 +25,7 @@ from mps_trainer.launching.restarts import Supervision
 from tests.faults import training
 
 OUTCOME, WEIGHTS = "outcome.json", "weights.safetensors"
-GIVEN = "FAULTS_OF_A_SCRIPT"  # folder, device and faults as JSON, for tests/faults/unchanged/sitecustomize.py
+GIVEN = "FAULTS_OF_A_SCRIPT"  # folder, device and faults as JSON, of a script that is run unchanged
 NO_MEMORY = "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 1.00 MiB, max allowed: 1.00 GiB)."
 GPU_FAULT = "MPS command buffer execution failed: Caused GPU Timeout Error (kIOGPUCommandBufferCallbackErrorTimeout)"
 

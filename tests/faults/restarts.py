@@ -14,9 +14,7 @@ import importlib.util
 import itertools
 import json
 import multiprocessing
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -43,9 +41,7 @@ SCRIPT = Path(__file__).with_name("restarted.py")
 KINDS = ("SIGKILL", "SIGABRT", "memory", "GPU fault", "hang")
 LOG, STATUS = "log.txt", "status.txt"
 VARIANTS = (*training.VARIANTS, *scripts.SCRIPTS)
-FORKS = False  # True: processes are forks, in a program that has computed nothing
-HANG_TIMEOUT = 30  # seconds; on a busy machine a start takes several, which a fork saves
-HANG_TIMEOUT_OF_FORKS = 10
+HANG_TIMEOUT = 10  # seconds
 MOST = 3
 # A run that dies twice at the same step is given up. It resumes up to four steps before its death, where it saves
 # every other step and dies during a save; a step with an evaluation has twice the operators of another.
@@ -137,29 +133,18 @@ def run(
     folder: Path, variant: str, device: str, faults: list[tuple[str, int]], has_dropout: bool, restarts: int
 ) -> tuple[int, str]:
     """Runs the script under `mps-trainer run --restarts`, or once for no restarts; returns its status and output."""
-    root, environ = str(SCRIPT.parents[2]), {**os.environ, PAUSE: "0.01", "HF_HUB_OFFLINE": "1"}
-    paths = [root, environ.get("PYTHONPATH")]
+    environ = {PAUSE: "0.01", "HF_HUB_OFFLINE": "1"}
     if variant in scripts.SCRIPTS:
         words = scripts.words(variant, folder, device)
-        paths.insert(0, str(SCRIPT.with_name("unchanged")))
         environ[GIVEN] = json.dumps({"folder": str(folder), "device": device, "faults": faults})
     else:
         flags = json.dumps(faults), "dropout" if has_dropout else "no dropout"
         words = [str(SCRIPT), str(folder), variant, device, *flags]
     starter = "launch" if device == "mps" and variant not in scripts.SCRIPTS else "run"
     command = [sys.executable, "-m", "mps_trainer", starter]
-    command += (
-        ["--restarts", str(restarts), "--hang_timeout", str(HANG_TIMEOUT_OF_FORKS if FORKS else HANG_TIMEOUT)]
-        if restarts
-        else []
-    )
-    command += words
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    if FORKS:
-        return forked.run(command, environ, folder / LOG, HUNG_AFTER)
-    with open(folder / LOG, "w") as log:
-        done = subprocess.run(command, env=environ, stdout=log, stderr=subprocess.STDOUT, timeout=HUNG_AFTER)
-    return done.returncode, (folder / LOG).read_text(errors="replace")
+    if restarts:
+        command += ["--restarts", str(restarts), "--hang_timeout", str(HANG_TIMEOUT)]
+    return forked.run([*command, *words], environ, folder / LOG, HUNG_AFTER)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -171,9 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     options = parser.parse_args(argv)
-    global FORKS
     forked.preload()
-    FORKS = True
     devices, trials = options.device or ["cpu"], []
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="restarted-") as folder:

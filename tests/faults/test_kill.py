@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mps_trainer.simulator import SimulatorUnavailableError
-from mps_trainer.simulator.build import load_extension
 from tests import run_python
 from tests.faults.kill import Harness
 
@@ -22,14 +20,9 @@ def result(name):
 
 
 @pytest.mark.integration
-def test_randomly_killed_runs_resume_exactly():
-    devices = ["--device", "cpu"]
-    try:
-        load_extension()
-        devices += ["--device", "mps"]
-    except SimulatorUnavailableError:
-        pass  # .ci/run builds the device before, and fails if it cannot
-    done = run_python(*KILL, "--trials", 16, *devices)
+def test_randomly_killed_runs_resume_exactly(devices):
+    flags = [word for device in devices for word in ("--device", device)]
+    done = run_python(*KILL, "--trials", 16, *flags)
     assert "16 of 16 identical" in done.stdout, done.stdout + done.stderr
     kills, in_a_save = map(int, re.search(r"(\d+) kills, (\d+) of them in a save", done.stdout).groups())
     assert kills >= 8

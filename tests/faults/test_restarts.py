@@ -10,10 +10,9 @@ import pytest
 from mps_trainer.cli.supervisor import PAUSE
 from tests import run_python
 from tests.cli.test_doctor import run as command
-from tests.conftest import on_device
 from tests.faults import scripts
 from tests.faults.restarted import OUTCOME
-from tests.faults.restarts import KINDS, VARIANTS, Series, run
+from tests.faults.restarts import KINDS, VARIANTS, Series
 from tests.faults.test_kill import RESULTS
 
 DEVICES = ("cpu", "mps")
@@ -34,14 +33,14 @@ BAD_SCRIPTS = {
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_runs_that_die_at_random_end_as_undisturbed_ones(device):
-    with on_device(device):  # skips the test where there is none
-        pass
-    done = run_python("-m", "tests.faults.restarts", "--trials", 2, "--device", device, "--seed", 1)
-    assert f"2 of 2 ended as without faults on {device}" in done.stdout, done.stdout + done.stderr
+def test_runs_that_die_at_random_end_as_undisturbed_ones(devices):
+    flags = [word for device in devices for word in ("--device", device)]
+    trials = 2 * len(devices)
+    done = run_python("-m", "tests.faults.restarts", "--trials", trials, *flags, "--seed", 1)
+    said = f"{trials} of {trials} ended as without faults on {' and '.join(devices)}"
+    assert said in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
-    assert int(re.search(r"(\d+) starts;", done.stdout)[1]) >= 4
+    assert int(re.search(r"(\d+) starts;", done.stdout)[1]) >= 2 * trials
 
 
 @pytest.mark.integration
@@ -83,13 +82,25 @@ def test_result_of_the_series_is_whole():
     assert set(found["faults"]) == set(KINDS)
 
 
+EXIT_ONCE = """
+import sys
+from pathlib import Path
+from tests.faults import forked, restarts, scripts
+forked.preload()
+restarts.HANG_TIMEOUT = 60  # seconds; none of them hangs
+for name, (path, _) in scripts.SCRIPTS.items():
+    if path is not None:
+        folder = Path(sys.argv[1], name)
+        folder.mkdir()
+        status, said = restarts.run(folder, name, "cpu", [("exit", 3000)], True, 1)
+        assert status == 0 and "mps-trainer: the run ended with status 3 and no error after step" in said, said
+"""
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("name", scripts.SCRIPTS)
-def test_unchanged_script_that_leaves_without_an_error_starts_again(tmp_path, name):
-    if scripts.SCRIPTS[name][0] is None:
-        pytest.skip(f"the library of {name} is not installed")
-    status, said = run(tmp_path, name, "cpu", [("exit", 3000)], True, 1)
-    assert status == 0, said
-    assert "mps-trainer: the run ended with status 3 and no error after step" in said
-    found = json.loads((tmp_path / OUTCOME).read_text())
-    assert (found["steps"], found["starts"]) == (scripts.STEPS, 2)
+def test_unchanged_scripts_that_leave_without_an_error_start_again(tmp_path):
+    done = run_python("-c", EXIT_ONCE, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in (name for name, (path, _) in scripts.SCRIPTS.items() if path is not None):
+        found = json.loads((tmp_path / name / OUTCOME).read_text())
+        assert (found["steps"], found["starts"]) == (scripts.STEPS, 2)

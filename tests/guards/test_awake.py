@@ -4,13 +4,12 @@ import contextlib
 import os
 import sys
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from mps_trainer.guards.awake import awake
-from mps_trainer.loop import ending
+from tests.conftest import callback
 
 
 @pytest.fixture
@@ -56,12 +55,12 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_described_machines(caffeinate, monkeypatch, machine):
+def test_described_machines(mps, make_trainer, caffeinate, monkeypatch, machine):
     platform, device, keep_awake, is_asked = MACHINES[machine]
+    found = []
+    watch = callback(on_step_end=lambda **_: found.append(len(children())))
+    trainer = make_trainer({"callbacks": [watch]}, use_cpu=device == "cpu", keep_awake=keep_awake, max_steps=1)
     monkeypatch.setattr(sys, "platform", platform)
-    events = SimpleNamespace(report=None)
-    args = SimpleNamespace(keep_awake=keep_awake, device=SimpleNamespace(type=device))
-    trainer = SimpleNamespace(_mt_events=events, args=args, _mt_run=None, _mt_close_workers=lambda *loaders: None)
-    with ending.ending_in_order(trainer):
-        assert len(children()) == is_asked
+    trainer.train()
+    assert found == [is_asked]
     assert children() == []

@@ -104,7 +104,6 @@ def test_restarted_run_goes_on_from_its_newest_checkpoint(train, supervisor, who
     supervisor.restart()
     again = train()
     assert len(logged(again, "loss")) == 8
-    assert again._mt_supervised is None
     assert_same_weights(weights(again.model), whole())
     end = supervisor.end(0)
     assert (end.error, end.progress.in_training, end.progress.step) == ("", False, 8)
