@@ -296,6 +296,7 @@ class TrainingRun:
         divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         tokens_before = trainer.state.num_input_tokens_seen
+        exchanges = trainer._mt_overrides.has("compute_loss")  # as TRL's: the other processes would wait for this one
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
                 accelerator.gradient_state._set_sync_gradients(i == last)
@@ -308,7 +309,7 @@ class TrainingRun:
                     self.meter.add(loss if self.owns_losses else loss.clone(), step)
                     if self.drift is not None:
                         self.drift.add(batch)
-                elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp):
+                elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp or exchanges):
                     self.zero_gradient_backward(batch, num_items)
             trainer.current_flos += float(trainer.floating_point_ops(batch))
             trainer._track_num_input_tokens(batch)
