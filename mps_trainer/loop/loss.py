@@ -210,7 +210,7 @@ class UpdateLoss:
         Args:
             items: in `batches`, those of this process. Batches that pad its share are counted by another process.
         """
-        trainer, padding = self.trainer, self._padding(len(batches))
+        trainer, padding = self.trainer, self.padding(len(batches))
         if padding and items is not None:
             own = [batch for number, batch in enumerate(batches) if number not in padding]
             items = trainer._get_num_items_in_batch(own, device) if own else torch.tensor(0)
@@ -234,7 +234,7 @@ class UpdateLoss:
         processes = self.trainer._mt_processes
         if not processes.is_distributed:
             return divisors(self.counts(batches)) if len(batches) > 1 else [1.0]
-        padding = self._padding(len(batches))
+        padding = self.padding(len(batches))
         counts = [0 if i in padding else count for i, count in enumerate(self.counts(batches))]
         if not self.trainer.args.average_tokens_across_devices:
             return divisors(counts)
@@ -249,7 +249,7 @@ class UpdateLoss:
             counts, total = [0 if i in padding else 1 for i in range(len(counts))], number
         return [total / (count * processes.size) if count else None for count in counts]
 
-    def _padding(self, count: int) -> set[int]:
+    def padding(self, count: int) -> set[int]:
         """Returns the positions of padding batches, which have no loss here, among the first `count` of the update."""
         share = None if self._loader is None else distributed_sampler(self._loader)
         numbers = () if share is None else share.padding_batches

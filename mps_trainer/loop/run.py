@@ -297,6 +297,8 @@ class TrainingRun:
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         tokens_before = trainer.state.num_input_tokens_seen
         exchanges = trainer._mt_overrides.has("compute_loss")  # as TRL's: the other processes would wait for this one
+        padding = trainer._mt_loss.padding(len(batches))
+        counts_itself = trainer._mt_overrides.has("_track_num_input_tokens")  # over all processes, as transformers'
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
                 accelerator.gradient_state._set_sync_gradients(i == last)
@@ -311,11 +313,14 @@ class TrainingRun:
                         self.drift.add(batch)
                 elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp or exchanges):
                     self.zero_gradient_backward(batch, num_items)
-            trainer.current_flos += float(trainer.floating_point_ops(batch))
-            trainer._track_num_input_tokens(batch)
+            if i not in padding:  # the process whose examples they are counts them
+                trainer.current_flos += float(trainer.floating_point_ops(batch))
+            if i not in padding or counts_itself:
+                trainer._track_num_input_tokens(batch)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
-        if trainer._mt_processes.is_distributed and self.args.include_num_input_tokens_seen != "no":
+        counts_tokens = self.args.include_num_input_tokens_seen != "no" and not counts_itself
+        if trainer._mt_processes.is_distributed and counts_tokens:
             # the processes exchange tokens once per update, because each may cut it into another number of batches
             own = trainer.state.num_input_tokens_seen - tokens_before
             trainer.state.num_input_tokens_seen = tokens_before + int(trainer._mt_processes.sum([own])[0])
