@@ -374,7 +374,7 @@ class TrainingRun:
         asked = control.should_log or control.should_evaluate or control.should_save
         if not asked and not self.waits_at_each_step:
             return
-        try:
+        with contextlib.suppress(EvaluationLeftError):  # a signal came, for which the run ends below
             trainer._maybe_log_save_evaluate(
                 self.meter.sum if self.waits_at_each_step else None,  # a sum is read from the device
                 state.grad_norm,
@@ -385,8 +385,6 @@ class TrainingRun:
                 self.start_time,
                 learning_rate=state.learning_rate,
             )
-        except EvaluationLeftError:
-            self.save_and_end()
         if self.waits_at_each_step:
             self.nonfinite.warn()
         if self.signals.signum is not None:
