@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import BatchSampler, SequentialSampler
+from transformers.trainer_utils import has_length
 
 from ..data.buckets import BucketBatchSampler
 from ..data.order import distributed_sampler
@@ -31,6 +32,21 @@ def order_of_rows(loader: Any) -> np.ndarray | None:
         count = len(by_length.latest)
         return np.array(by_length.latest[: count - count % sampler.batch_size if sampler.drop_last else count])
     return None
+
+
+def examples_in(loader: Any, number: int, rows: int) -> int:
+    """Returns the number of examples in the batch `number` of a pass, which a collator made into `rows` rows.
+
+    These are as many unless it joins examples, as for packed sequences, or makes several rows of one.
+    """
+    sampler, distributed = _batch_sampler(loader), distributed_sampler(loader)
+    is_whole = distributed is not None and distributed.whole
+    if is_whole or type(sampler) is not BatchSampler or not has_length(sampler.sampler):
+        return rows
+    if distributed is not None:
+        number = number * distributed.size + distributed.rank
+    left = len(sampler.sampler) - number * sampler.batch_size  # type: ignore[arg-type]
+    return min(sampler.batch_size, left) if left > 0 else rows
 
 
 def _batch_sampler(loader: Any) -> Any:

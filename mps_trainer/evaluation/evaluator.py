@@ -29,7 +29,7 @@ from ..model.introspection import base_model, main_input_name
 from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
 from ..training_args import TrainingArguments
-from .batches import in_step, is_sequential, order_of_rows, with_last
+from .batches import examples_in, in_step, is_sequential, order_of_rows, with_last
 from .metrics import named_metrics
 from .predictions import Predictions, mean_loss
 
@@ -91,7 +91,7 @@ def run_evaluation(
     with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
         for number, ((inputs, is_last), counts) in enumerate(steps):
             counts = counts and not (is_shared and is_padding(loader, number))
-            size = find_batch_size(inputs) or args.eval_batch_size
+            size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
             name_row = functools.partial(_name_row, description, seen if in_order else None)
             with check.watching(inputs, name_row):
                 loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)

@@ -69,17 +69,14 @@ class TrainerAccelerator(Accelerator):
         """Returns the loader with the share of this process. No example is in two shares."""
         return dataloaders.prepare(data_loader, self._args, self._processes)
 
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Returns the data of all processes, concatenated. Tensors may differ in the first dimension.
+    def gather(self, tensor: Any) -> Any:
+        """Returns the tensors of all processes, concatenated. They may differ in the first dimension.
 
         They do in the last batch, because no example is repeated to make the processes' shares even.
         """
-        if not self._processes.is_distributed or use_gather_object:
-            return super().gather_for_metrics(input_data, use_gather_object)
-        try:
-            on_host = recursively_apply(_on_host, input_data, error_on_other_type=True)
-        except TypeError:  # not made of tensors alone
-            return super().gather_for_metrics(input_data, use_gather_object=True)
+        if not self._processes.is_distributed:
+            return super().gather(tensor)
+        on_host = recursively_apply(_on_host, tensor, error_on_other_type=True)
         return send_to_device(concatenate(self._processes.gather(on_host)), self.device)
 
 

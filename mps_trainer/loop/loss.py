@@ -20,6 +20,7 @@ from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
 from ..data.order import distributed_sampler
 from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
+from ..distributed.ddp import inside
 from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model
 from ..utils.overrides import Overrides
@@ -209,7 +210,7 @@ class UpdateLoss:
         Args:
             items: in `batches`, those of this process. Batches that pad its share are counted by another process.
         """
-        trainer, padding = self.trainer, self._padding(len(batches))
+        trainer, padding = self.trainer, self.padding(len(batches))
         if padding and items is not None:
             own = [batch for number, batch in enumerate(batches) if number not in padding]
             items = trainer._get_num_items_in_batch(own, device) if own else torch.tensor(0)
@@ -233,7 +234,7 @@ class UpdateLoss:
         processes = self.trainer._mt_processes
         if not processes.is_distributed:
             return divisors(self.counts(batches)) if len(batches) > 1 else [1.0]
-        padding = self._padding(len(batches))
+        padding = self.padding(len(batches))
         counts = [0 if i in padding else count for i, count in enumerate(self.counts(batches))]
         if not self.trainer.args.average_tokens_across_devices:
             return divisors(counts)
@@ -248,7 +249,7 @@ class UpdateLoss:
             counts, total = [0 if i in padding else 1 for i in range(len(counts))], number
         return [total / (count * processes.size) if count else None for count in counts]
 
-    def _padding(self, count: int) -> set[int]:
+    def padding(self, count: int) -> set[int]:
         """Returns the positions of padding batches, which have no loss here, among the first `count` of the update."""
         share = None if self._loader is None else distributed_sampler(self._loader)
         numbers = () if share is None else share.padding_batches
@@ -307,14 +308,20 @@ class UpdateLoss:
         trainer, self._was_given_items = self.trainer, num_items is not None
         if trainer.compute_loss_func is not None:
             self._computed_by = "compute_loss_func"
-            return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items)
-        if labels is not None and trainer.label_smoother is not None:
+            loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items)
+        elif labels is not None and trainer.label_smoother is not None:
             self._computed_by = "label_smoother"
-            divides = num_items is not None and self.rule("label_smoother").divides_by_items
-            given = {"num_items_in_batch": num_items} if divides else {}
-            return trainer.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **given)
-        self._computed_by = "model"
-        return loss_of(outputs, inputs)
+            is_given = num_items is not None and self.rule("label_smoother").divides_by_items
+            given = {"num_items_in_batch": num_items} if is_given else {}
+            loss = trainer.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **given)
+        else:
+            self._computed_by, loss = "model", loss_of(outputs, inputs)
+        divides = self._was_given_items and self.rule(self._computed_by).divides_by_items
+        is_shared = trainer._mt_processes.is_distributed and trainer.args.average_tokens_across_devices
+        if divides and is_shared and inside(model).training:
+            # gradients are averaged, and this is one part of a sum; the loss of a subclass does it as for transformers
+            loss = loss * trainer._mt_processes.size
+        return loss
 
     def is_normalised(self, num_items: Any) -> bool:
         """Returns True if the last loss is already normalised over `num_items`, the items of the whole update."""
@@ -334,8 +341,6 @@ class UpdateLoss:
             if is_split or self.accumulated == 1:  # otherwise the means are added, as in transformers
                 factor = self.accumulated / float(self.divisor)
                 return loss if factor == 1 else loss * factor
-        elif self.trainer._mt_processes.is_distributed and self.trainer.args.average_tokens_across_devices:
-            return loss * self.trainer._mt_processes.size  # gradients are averaged, and this is one part of a sum
         return loss
 
     def _warn_of_assumption(self) -> None:

@@ -82,11 +82,10 @@ class PreemptionHandler:
 
     def evaluate_at_start(self, trial: Any) -> None:
         """Evaluates before the first step. A signal ends the run, with nothing to save."""
-        try:
-            with self.evaluating():
-                self.trainer._evaluate(trial, self.trainer.ignore_keys_for_eval, skip_scheduler=True)
-        except EvaluationLeftError:
-            self.signals.end("Stopped in the evaluation before the first step, with nothing new to save.")
+        with contextlib.suppress(EvaluationLeftError), self.evaluating():
+            self.trainer._evaluate(trial, self.trainer.ignore_keys_for_eval, skip_scheduler=True)
+            return
+        self.signals.end("Stopped in the evaluation before the first step, with nothing new to save.")
 
     def request_postponed(self) -> bool:
         """Requests what a signal prevented in the previous run. Returns False if there is nothing."""

@@ -296,6 +296,9 @@ class TrainingRun:
         divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         tokens_before = trainer.state.num_input_tokens_seen
+        exchanges = trainer._mt_overrides.has("compute_loss")  # as TRL's: the other processes would wait for this one
+        padding = trainer._mt_loss.padding(len(batches))
+        counts_itself = trainer._mt_overrides.has("_track_num_input_tokens")  # over all processes, as transformers'
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
                 accelerator.gradient_state._set_sync_gradients(i == last)
@@ -308,13 +311,16 @@ class TrainingRun:
                     self.meter.add(loss if self.owns_losses else loss.clone(), step)
                     if self.drift is not None:
                         self.drift.add(batch)
-                elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp):
+                elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp or exchanges):
                     self.zero_gradient_backward(batch, num_items)
-            trainer.current_flos += float(trainer.floating_point_ops(batch))
-            trainer._track_num_input_tokens(batch)
+            if i not in padding:  # the process whose examples they are counts them
+                trainer.current_flos += float(trainer.floating_point_ops(batch))
+            if i not in padding or counts_itself:
+                trainer._track_num_input_tokens(batch)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
-        if trainer._mt_processes.is_distributed and self.args.include_num_input_tokens_seen != "no":
+        counts_tokens = self.args.include_num_input_tokens_seen != "no" and not counts_itself
+        if trainer._mt_processes.is_distributed and counts_tokens:
             # the processes exchange tokens once per update, because each may cut it into another number of batches
             own = trainer.state.num_input_tokens_seen - tokens_before
             trainer.state.num_input_tokens_seen = tokens_before + int(trainer._mt_processes.sum([own])[0])
@@ -368,7 +374,7 @@ class TrainingRun:
         asked = control.should_log or control.should_evaluate or control.should_save
         if not asked and not self.waits_at_each_step:
             return
-        try:
+        with contextlib.suppress(EvaluationLeftError):  # a signal came, for which the run ends below
             trainer._maybe_log_save_evaluate(
                 self.meter.sum if self.waits_at_each_step else None,  # a sum is read from the device
                 state.grad_norm,
@@ -379,8 +385,6 @@ class TrainingRun:
                 self.start_time,
                 learning_rate=state.learning_rate,
             )
-        except EvaluationLeftError:
-            self.save_and_end()
         if self.waits_at_each_step:
             self.nonfinite.warn()
         if self.signals.signum is not None:

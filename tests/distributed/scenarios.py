@@ -119,6 +119,30 @@ def a_loss_that_ignores_the_items(folder: str) -> dict[str, Any]:
     return train(folder, small_bert(), sentences(40, labels=True), padded, Silent, learning_rate=1e-3)
 
 
+class Gathering(Trainer):
+    """Divides by the items of all processes and gathers a number of each example, as trainers of TRL do."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        targets = inputs["labels"][:, 1:].flatten()
+        loss = nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets, reduction="sum")
+        items = targets.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch / processes()
+        self.gathered = self.accelerator.gather(inputs["attention_mask"].sum(1)).tolist()
+        return (loss / items, outputs) if return_outputs else loss / items
+
+
+@scenario
+def a_loss_that_gathers(folder: str) -> dict[str, Any]:
+    """One process has no example of its own in the last update of an epoch, and no label in another."""
+    rows = [{**row, "ignored": number % 17 < 3} for number, row in enumerate(sentences(41, False))]
+    settings = {"gradient_accumulation_steps": 2, "learning_rate": 1e-3, "remove_unused_columns": False}
+    return train(
+        folder, small_gpt(), rows, ignoring, Gathering, per_device_train_batch_size=2 // processes(), **settings
+    )
+
+
 def sentences(count: int, labels: bool) -> list[dict[str, list[int]]]:
     """Of 3 to 30 tokens."""
     generator = np.random.default_rng(0)

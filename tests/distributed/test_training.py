@@ -15,6 +15,7 @@ ALIKE = [
     "batches_are_split",
     "a_loss_of_a_subclass",
     "a_loss_that_ignores_the_items",
+    "a_loss_that_gathers",
     "length_buckets",
     "attention_in_chunks",
     "a_stream",

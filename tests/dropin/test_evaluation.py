@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
+
+from tests.tiny import tiny
 
 from ..conftest import accuracy
 from .conftest import assert_same, sentences
@@ -32,6 +35,16 @@ def test_metrics_and_predictions_are_those_of_transformers(assert_same_runs, set
 
     # in float16 transformers takes the mean of the losses in float16, too
     assert_same_runs(run, 1e-3 if "fp16_full_eval" in settings else 1e-5)
+
+
+def test_batches_joined_in_one_row_count_by_their_examples(assert_same_runs):
+    def run(library):
+        model, rows = tiny("LlamaForCausalLM"), [{"input_ids": [1 + i, *range(9)]} for i in range(10)]
+        collator = transformers.DataCollatorWithFlattening()
+        metrics = library.trainer(model, data_collator=collator, eval_dataset=rows).evaluate()
+        return metrics, round(metrics["eval_runtime"] * metrics["eval_samples_per_second"])
+
+    assert assert_same_runs(run)[1] == 10
 
 
 @pytest.mark.parametrize("batched", [False, True])

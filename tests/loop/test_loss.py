@@ -515,17 +515,27 @@ class TestWithoutATrainer:
         value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)
         assert loss.scaled(value, 8) == loss.scaled(value, None) == (6 if declared else 3)
 
-    @pytest.mark.parametrize(("average", "expected"), [(True, 12), (False, 6)])
-    def test_a_normalised_loss_is_a_sum_over_the_processes_whose_gradients_are_averaged(self, average, expected):
+    @pytest.mark.parametrize(
+        ("average", "trains", "given", "expected"),
+        [(True, True, 8, 12), (False, True, 8, 6), (True, False, 8, 6), (True, True, None, 6)],
+    )
+    def test_a_normalised_loss_is_a_sum_over_the_processes_whose_gradients_are_averaged(
+        self, average, trains, given, expected
+    ):
         args = SimpleNamespace(average_tokens_across_devices=average)
-        loss = UpdateLoss(stub(args=args, _mt_processes=Processes(0, 2), loss_is_scaled_for_ga=True))
-        assert loss.scaled(OUTPUTS["loss"], 8) == expected
+        loss = UpdateLoss(stub(args=args, _mt_processes=Processes(0, 2)))
+        loss.model_uses_items = True
+        model = loss.trainer.model.train(trains)  # an evaluation gives the items of this process
+        value = loss.loss_of(model, OUTPUTS, {}, None, given)
+        assert loss.scaled(value, given) == expected
 
-    @pytest.mark.parametrize(("uses", "expected"), [(True, 12), (False, 6)])
-    def test_a_silent_loss_that_ignores_the_items_is_averaged_over_the_processes(self, uses, expected):
-        loss = UpdateLoss(stub(_mt_processes=Processes(0, 2), _mt_overrides=Overrides(["compute_loss"])))
+    @pytest.mark.parametrize("settings", [{}, {"loss_is_scaled_for_ga": True}])
+    @pytest.mark.parametrize("uses", [True, False])
+    def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(self, uses, settings):
+        overrides = Overrides(["compute_loss"])
+        loss = UpdateLoss(stub(_mt_processes=Processes(0, 2), _mt_overrides=overrides, **settings))
         items = loss.items_for_compute_loss(torch.tensor(8))
-        assert loss.scaled(OUTPUTS["loss"] * (items / 8 if uses else 1), 8) == expected
+        assert loss.scaled(OUTPUTS["loss"] * (items / 8 if uses else 1), 8) == 6
 
     def test_only_the_first_batch_of_a_silent_subclass_is_watched(self):
         loss = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))

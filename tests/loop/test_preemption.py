@@ -122,6 +122,7 @@ def test_a_collator_that_draws_draws_the_same_again(make_trainer, tmp_path, numb
 def test_an_evaluation_is_left_and_not_waited_for(make_trainer, on_start):
     trainer, ended = interrupted(make_trainer, SignalAt("on_prediction_step", 1), eval_on_start=on_start, **SETTINGS)
     assert ended.code == 143
+    assert ended.__context__ is None  # nor does Ctrl-C show two tracebacks
     assert trainer.state.global_step == (0 if on_start else 2)
     assert logged(trainer, "eval_loss") == []
     assert len(find_checkpoints(trainer.args.output_dir)) == (0 if on_start else 1)

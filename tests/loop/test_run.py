@@ -17,6 +17,7 @@ from mps_trainer.distributed import Processes
 from mps_trainer.loop import run as run_module
 from mps_trainer.loop.rng import RunRng
 from mps_trainer.loop.run import TrainingRun
+from mps_trainer.utils.overrides import Overrides
 from tests.conftest import Stream, assert_same_weights, callback, examples, logged, weights
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
@@ -289,6 +290,17 @@ def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each
     for update in (1, 2):
         run.accumulate(batches, None, [1.0, 1.0])
         assert (exchanged, trainer.state.num_input_tokens_seen) == ([[12]] * update, update * 120)
+
+    monkeypatch.setattr(trainer._mt_loss, "padding", lambda count: {1})  # the second is another process's
+    run.zero_gradient_backward = lambda *given: None
+    trainer.current_flos, trainer.floating_point_ops = 0.0, lambda batch: len(batch["x"])
+    run.accumulate(batches, None, [1.0, None])
+    assert (exchanged[2:], trainer.current_flos) == ([[4]], 1)
+
+    counted = []  # an override exchanges by itself, in each batch of all processes
+    trainer._mt_overrides, trainer._track_num_input_tokens = Overrides(["_track_num_input_tokens"]), counted.append
+    run.accumulate(batches, None, [1.0, None])
+    assert (counted, len(exchanged)) == (batches, 3)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
