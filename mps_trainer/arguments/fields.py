@@ -118,7 +118,14 @@ def _declaration(field: dataclasses.Field[Any], hint: Any) -> Declaration:
     )
 
 
-_ANNOTATED = re.compile(r"^Annotated\[\s*(.+?), [A-Z]\w+[(,].*\]$", flags=re.DOTALL)
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Returns the default of a field, made by its factory if it has one."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def type_name(annotation: str) -> str:
+    """Returns an annotation as its author wrote it, without what `Annotated` adds."""
+    return re.sub(r"^Annotated\[\s*(.+?), [A-Z]\w+[(,].*\]$", r"\1", annotation, flags=re.DOTALL)
 
 
 def documented(kind: _Class) -> _Class:
@@ -130,15 +137,14 @@ def documented(kind: _Class) -> _Class:
     fields = sorted(dataclasses.fields(kind), key=lambda field: field.kw_only is True)  # the order of the signature
     # not field.type, where HfArgumentParser puts the classes
     types = {name: text for base in reversed(kind.__mro__) for name, text in inspect.get_annotations(base).items()}
-    types = {name: _ANNOTATED.sub(r"\1", text) for name, text in types.items()}
+    types = {name: type_name(text) for name, text in types.items()}
     kind.__init__.__annotations__ = {  # type: ignore[misc]
         name: types.get(name, text)
         for name, text in kind.__init__.__annotations__.items()  # type: ignore[misc]
     }
     lines = []
     for field in fields:
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        lines.append(f"    {field.name} ({types[field.name]}, default {default!r}):")
+        lines.append(f"    {field.name} ({types[field.name]}, default {default_of(field)!r}):")
         lines.append(f"        {field.metadata['help']}")
     kind.__doc__ = "\n".join([f"{head}Args:", *lines, "", raises + tail])
     return kind

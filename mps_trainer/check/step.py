@@ -68,7 +68,7 @@ def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
     casts = type(stand_in)._prepare_inputs is Trainer._prepare_inputs
 
     def watched(inputs: Any) -> Any:
-        with tracer.having(is_paused=True):
+        with tracer.paused():
             batch = copy.deepcopy(prepare(inputs))  # the device has memory of its own
             for name, tensor in named_tensors(batch):
                 if tensor.dtype in REFUSED_DTYPES:

@@ -46,7 +46,7 @@ class Tracer:
         self.residency = Residency(unknown_on_device)
         self.recorder = Recorder(operator_table(), self.fallback)
         self.phases = Phases(self._enter_module, self._before_step)
-        self.is_paused = False  # records nothing
+        self.is_paused = False
         self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
         self.singular_values_only = False  # within functions that want no singular vectors
         self.float64_is_of_the_cpu = False  # within functions that count in float64 on the CPU alone
@@ -87,6 +87,10 @@ class Tracer:
     def on_device(self, *values: Any) -> None:
         """Marks the tensors in `values` (modules, dictionaries, lists) as being on the device."""
         self.residency.put((tensor for _, tensor in named_tensors(values)), True)
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Records nothing inside."""
+        return self.having(is_paused=True)
 
     @contextlib.contextmanager
     def having(self, **values: bool) -> Iterator[None]:
@@ -212,7 +216,7 @@ class Tracer:
         """Records a module that no other module called: the model, or a loss."""
         if self.is_paused:
             return
-        with self.having(is_paused=True):
+        with self.paused():
             self.on_device(module, inputs)
             self.recorder.module(module)
             named = list(named_tensors(inputs))

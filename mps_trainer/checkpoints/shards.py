@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..devices.facts import parse_version
 from ..distributed.fsdp import is_shard
 from ..errors import MisconfigurationException
 from . import manifest
@@ -33,11 +34,9 @@ def has_shards(checkpoint: str, what: str = WEIGHTS) -> bool:
 
 def require_able() -> None:
     """Raises MisconfigurationException if this torch cannot write or read them."""
-    import torch.distributed.checkpoint as dcp
-
-    if not hasattr(dcp, "HuggingFaceStorageWriter"):
+    if parse_version(torch.__version__) < (2, 9):
         raise MisconfigurationException(
-            f"state_dict_type SHARDED_STATE_DICT needs torch 2.8 or newer, and this is {torch.__version__}. Update "
+            f"state_dict_type SHARDED_STATE_DICT needs torch 2.9 or newer, and this is {torch.__version__}. Update "
             "it, or leave state_dict_type out of fsdp_config, which saves whole tensors."
         )
 
