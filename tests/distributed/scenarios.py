@@ -138,9 +138,8 @@ def a_loss_that_gathers(folder: str) -> dict[str, Any]:
     """One process has no example of its own in the last update of an epoch, and no label in another."""
     rows = [{**row, "ignored": number % 17 < 3} for number, row in enumerate(sentences(41, False))]
     settings = {"gradient_accumulation_steps": 2, "learning_rate": 1e-3, "remove_unused_columns": False}
-    return train(
-        folder, small_gpt(), rows, ignoring, Gathering, per_device_train_batch_size=2 // processes(), **settings
-    )
+    size = TOGETHER // 4 // processes()
+    return train(folder, small_gpt(), rows, ignoring, Gathering, per_device_train_batch_size=size, **settings)
 
 
 def sentences(count: int, labels: bool) -> list[dict[str, list[int]]]:
