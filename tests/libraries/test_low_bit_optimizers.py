@@ -215,8 +215,8 @@ def test_fit_offers_8_bits_where_adamw_trains_all_weights(trainer_of, monkeypatc
     monkeypatch.setattr(low_bit, "_PART", 2**14)
     report = estimate(trainer_of("adamw_torch_fused", model=large()), batches=1)
     with_8_bits = next(each for each in report.remedies if each.text == text)
-    trained = report.trainable
-    assert report.bytes_peak - with_8_bits.bytes_peak == pytest.approx(6 * trained, rel=0.2)
+    # of 8 bytes for each weight 2 are left, and AdamW joins small gradients of 4 bytes when it clips them
+    assert 6 < (report.bytes_peak - with_8_bits.bytes_peak) / report.trainable < 6 + 4
     for optim in ("adamw_torch_8bit", "sgd", "adafactor"):
         assert text not in [each.text for each in remedies_for(trainer_of(optim), 4)]
 
