@@ -50,8 +50,8 @@ class SourceLine:
         return None
 
     def shows(self, text: str) -> bool:
-        """Returns True if `text` is in the line or the next four, through which a condition may go on."""
-        return any(text in linecache.getline(self.file, self.line + i) for i in range(5))
+        """Returns True if `text` is in the line or near it: Python names the first line of a condition, or another."""
+        return any(text in linecache.getline(self.file, self.line + i) for i in range(-2, 5))
 
     def __str__(self) -> str:
         """Returns two parts of the path, which tell one `modeling.py` from another, and the line."""
