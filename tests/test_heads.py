@@ -24,6 +24,7 @@ from torch import nn
 from mps_trainer import Trainer, cli
 from mps_trainer.check import trace_step
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
+from tests import installed_torch
 from tests.conftest import on_device
 from tests.tiny import SIZES, tiny
 
@@ -285,6 +286,7 @@ def collate(rows: list[Row]) -> Row:
 
 
 WITHOUT_LOSS_IN_EVALUATION = {"TextToSpectrogram with durations"}  # transformers gives none for this head there
+NOT_BEFORE_2_15 = {"CausalLM, mixture of experts", "UniversalSegmentation"}
 
 
 @pytest.fixture
@@ -309,12 +311,15 @@ def test_check_finds_nothing_that_fails(head, make):
     assert report.ready, report
     phases = {"forward", "backward", "optimizer"} | ({"evaluation"} if trainer.eval_dataset else set())
     assert {use.phase for use in report.operators} == phases
-    # Each wait is at a line of transformers, not of the Trainer.
-    assert {read.where.library for read in report.blocking_reads} <= {"transformers"}
+    # Each wait is at a line of transformers, not of the Trainer. Before torch 2.15 some are where it calls backward().
+    waits = [read for read in report.blocking_reads if read.phase != "backward" or installed_torch() >= (2, 15)]
+    assert {read.where.library for read in waits} <= {"transformers"}
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_simulated_device_trains_as_the_cpu_and_needs_the_memory_that_fit_computes(head, make):
+    if head in NOT_BEFORE_2_15 and installed_torch() < (2, 15):
+        pytest.skip("torch before 2.15 does not train this head without its weights, or on the simulated device")
     expected = make(head).train().training_loss
     assert 0 < expected < math.inf
     trainer = make(head)

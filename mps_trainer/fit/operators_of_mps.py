@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..check.table import Support, operator_table
+from ..devices.facts import parse_version
 
 
 class _Linear(torch.autograd.Function):
@@ -43,5 +43,5 @@ def _dropout(hidden: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 def operators_of_mps() -> dict[str, Callable]:
     """Returns the replacements for the operators of these names."""
-    has_kernel = operator_table().support("aten::native_dropout") is Support.NATIVE
-    return {"linear": _linear, **({"dropout": _dropout} if has_kernel else {})}
+    is_fused = parse_version(torch.__version__) >= (2, 15)  # earlier ones have the kernel, and do not use it
+    return {"linear": _linear, **({"dropout": _dropout} if is_fused else {})}

@@ -33,9 +33,9 @@ def fused_adamw(given: Given, rate: float | torch.Tensor) -> None:
     torch._fused_adamw_([given.copy()], [values], *moments, lr=rate, **rates)
 
 
-# In torch 2.15 this is masked_fill_, and in 2.13 it was not.
+# In torch 2.15 this is masked_fill_, and before it was not.
 PUT_A_NUMBER = {"put a number where a mask says": lambda given: put(given, given.mask, 0.0)}
-IS_MASKED_FILL = installed_torch() >= (2, 14)
+IS_MASKED_FILL = installed_torch() >= (2, 15)
 
 WAITING: dict[str, Callable[[Given], object]] = {
     ".item()": lambda given: given.copy().sum().item(),

@@ -16,6 +16,12 @@ from tests.tiny import tiny
 
 # Names with these words are measured, and differ from run to run.
 TIMES = ("runtime", "per_second", "preparation_time")
+# Its name in transformers 5.20, the last for Python 3.10, was the second.
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if hasattr(transformers.TrainingArguments, name)
+)
 OF_TRAINER = inspect.signature(transformers.Trainer).parameters.keys()
 
 

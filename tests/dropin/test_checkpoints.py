@@ -15,7 +15,16 @@ from transformers.trainer_callback import ExportableState
 import mps_trainer
 from mps_trainer.errors import MisconfigurationException
 
-from .conftest import Library, assert_close_weights, assert_same, bert_classifier, gpt2, sentences, texts
+from .conftest import (
+    CHECKPOINTING,
+    Library,
+    assert_close_weights,
+    assert_same,
+    bert_classifier,
+    gpt2,
+    sentences,
+    texts,
+)
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "max_steps": 7}
 SETTINGS = {
@@ -26,7 +35,7 @@ SETTINGS = {
     "adafactor": {"optim": "adafactor"},
     "bfloat16": {"bf16": True},
     "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
-    "activation checkpointing": {"activation_checkpointing": True},
+    "activation checkpointing": {CHECKPOINTING: True},
     "data not skipped": {"ignore_data_skip": True},
     "tied weights": {"model": gpt2, "train_dataset": texts(), "per_device_train_batch_size": 3},
     "tied weights and accumulation": {

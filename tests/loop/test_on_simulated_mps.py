@@ -8,6 +8,7 @@ from torch import nn
 
 from mps_trainer import Trainer
 from mps_trainer.simulator import SimulationCallback
+from tests import installed_torch
 from tests.conftest import accuracy, examples
 from tests.tiny import tiny
 
@@ -56,13 +57,14 @@ def test_a_step_of_bert_is_one_copy_no_wait_and_few_operators(mps, make_args, pa
         {"input_ids": [7] * n + [0] * (8 - n), "attention_mask": [1] * n + [0] * (8 - n), "labels": i % 2}
         for i, n in enumerate(real)
     ]
+    most = 160 if installed_torch() >= (2, 15) else 165  # before, dropout was two operators
     callback = SimulationCallback(mps)
     args = make_args(max_steps=3, logging_steps=100, **settings)
     model = tiny("BertForSequenceClassification")
     Trainer(model, args, train_dataset=rows, callbacks=[callback]).train()
     for step in callback.steps[1:]:
         assert (step.blocking_reads, step.device_to_host, step.host_to_device) == (0, 0, 1)
-        assert step.operators <= 160  # 586 in a plain loop, 313 with transformers' Trainer
+        assert step.operators <= most  # 586 in a plain loop, 313 with transformers' Trainer
 
 
 def test_clipping_and_update_take_as_many_operators_for_any_number_of_parameters(figures):
