@@ -40,8 +40,8 @@ def examples_in(loader: Any, number: int, rows: int) -> int:
     These are as many unless it joins examples, as for packed sequences, or makes several rows of one.
     """
     sampler, distributed = _batch_sampler(loader), distributed_sampler(loader)
-    is_whole = distributed is not None and distributed.whole
-    if is_whole or type(sampler) is not BatchSampler or not has_length(sampler.sampler):
+    is_divided = distributed is not None and (distributed.whole or distributed.even)  # a batch, or those of the end
+    if is_divided or type(sampler) is not BatchSampler or not has_length(sampler.sampler):
         return rows
     if distributed is not None:
         number = number * distributed.size + distributed.rank

@@ -316,7 +316,7 @@ class UpdateLoss:
             loss = trainer.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **given)
         else:
             self._computed_by, loss = "model", loss_of(outputs, inputs)
-        divides = self._was_given_items and self.rule(self._computed_by).divides_by_items
+        divides = self.is_normalised(num_items) and self.rule(self._computed_by).divides_by_items
         is_shared = trainer._mt_processes.is_distributed and trainer.args.average_tokens_across_devices
         if divides and is_shared and inside(model).training:
             # gradients are averaged, and this is one part of a sum; the loss of a subclass does it as for transformers

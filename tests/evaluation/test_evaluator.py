@@ -1,9 +1,14 @@
 """Evaluation and prediction."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import BatchSampler
 
+from mps_trainer.data.order import DistributedBatchSampler
+from mps_trainer.evaluation.batches import examples_in
 from tests.conftest import accuracy, examples
 from tests.tiny import tiny
 
@@ -68,3 +73,15 @@ def test_evaluation_leaves_the_model_in_eval_mode_and_the_next_step_does_not(mak
     trainer.train()
     assert trained == [True, True]
     assert not trainer.model.training
+
+
+@pytest.mark.parametrize(
+    "settings", [{"even": False}, {"even": True}, {"even": True, "drop_last": True}, {"whole": True}]
+)
+@pytest.mark.parametrize("count", [8, 10, 11, 13, 15])
+def test_the_batches_of_several_processes_have_the_examples_that_each_loads(count, settings):
+    for rank in range(2):
+        share = DistributedBatchSampler(BatchSampler(range(count), 4, False), rank, 2, **settings)
+        loader = SimpleNamespace(batch_sampler=share)
+        for number, batch in enumerate(share):
+            assert examples_in(loader, number, len(batch)) == len(batch)

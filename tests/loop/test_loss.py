@@ -529,6 +529,13 @@ class TestWithoutATrainer:
         value = loss.loss_of(model, OUTPUTS, {}, None, given)
         assert loss.scaled(value, given) == expected
 
+    @pytest.mark.parametrize(("declared", "expected"), [(True, 12), (False, 3)])
+    def test_a_function_may_be_declared_to_return_the_mean_in_several_processes(self, declared, expected):
+        settings = {"compute_loss_func": lambda outputs, *_, **__: outputs["loss"], "loss_is_scaled_for_ga": declared}
+        loss = UpdateLoss(stub(_mt_processes=Processes(0, 2), **settings))
+        loss.divisor = 2
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8), 8) == expected
+
     @pytest.mark.parametrize("settings", [{}, {"loss_is_scaled_for_ga": True}])
     @pytest.mark.parametrize("uses", [True, False])
     def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(self, uses, settings):
