@@ -32,7 +32,7 @@ class Row:
 
 
 def read(path: Path) -> Row:
-    """What the table shows of a file.
+    """Returns what the table shows of a file.
 
     Raises:
         ValueError: if it is not of a Mac's GPU, or shows somebody's home folder.

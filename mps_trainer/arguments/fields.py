@@ -135,7 +135,7 @@ def documented(kind: _Class) -> _Class:
     """
     head, raises, tail = inspect.cleandoc(kind.__doc__ or "").partition("Raises:")
     fields = sorted(dataclasses.fields(kind), key=lambda field: field.kw_only is True)  # the order of the signature
-    # not field.type, where HfArgumentParser puts the classes
+    # HfArgumentParser puts the classes into field.type
     types = {name: text for base in reversed(kind.__mro__) for name, text in inspect.get_annotations(base).items()}
     types = {name: type_name(text) for name, text in types.items()}
     kind.__init__.__annotations__ = {  # type: ignore[misc]

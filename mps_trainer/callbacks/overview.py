@@ -49,7 +49,7 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
     ):
         try:
             text = line()
-        except Exception:  # of a model or a loader of a library's own
+        except Exception:  # a library may have a model or a loader of its own
             logger.debug("A line about the run was left out.", exc_info=True)
             continue
         if text is not None:

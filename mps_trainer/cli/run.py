@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
     from .. import replace_transformers
 
-    replace_transformers.replace()  # where an earlier command in this process has undone it
+    replace_transformers.replace()  # an earlier command in this process may have undone it
     os.environ[COMMAND] = environ[COMMAND]
     try:
         return run_script(arguments.script, arguments.arguments)

@@ -25,7 +25,7 @@ from .watermarks import HIGH, LOW, MOST, Ratio
 
 ERROR = "error"  # keeps training from the best device of the machine, or from running at all
 WARNING = "warning"  # training runs, and may go wrong or be cut short
-NOTE = "note"  # as it should be, and good to know
+NOTE = "note"  # nothing is wrong, and it is good to know
 SEVERITIES = (ERROR, WARNING, NOTE)
 
 # The oldest releases that setup.cfg takes.

@@ -124,7 +124,7 @@ KNOWN_FAULTS = (
         "attention over at most 8 queries gives wrong results in evaluations and generation, for batches with a mask "
         "that the heads share",
         "install torch 2.13 or later, or load the model with attn_implementation='eager'",
-        torch_from=(2, 8),  # where the kernel for few queries came, with 152781
+        torch_from=(2, 8),  # the kernel for few queries came with it (152781)
         torch_before=(2, 13),
     ),
     KnownFault(

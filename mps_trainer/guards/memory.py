@@ -89,7 +89,7 @@ def _held(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
 # Batches of ever new lengths leave buffers of ever new sizes behind (pytorch issues 77753, 132596). Up to this
 # multiple of the peak of the tensors, torch's cache is worth its memory.
 _TIMES = 1.3
-_WORTHWHILE = 1 / 16  # of the recommended maximum: smaller amounts do not matter
+_WORTHWHILE = 1 / 16  # smaller shares of the recommended maximum do not matter
 
 
 class MemoryGuard:

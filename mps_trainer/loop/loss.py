@@ -25,7 +25,7 @@ from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model
 from ..utils.overrides import Overrides
 
-# not in the first releases of transformers 5
+# the first releases of transformers 5 do not divide
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
 

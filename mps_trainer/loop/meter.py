@@ -78,9 +78,9 @@ class LossMeter:
 
     def reset(self, step: int) -> None:
         """Counts from the step after `step` on."""
-        self._sum = np.float32(0.0)  # of the losses that were read since the last log
+        self._sum = np.float32(0.0)  # sums the losses that were read since the last log
         self._losses, self._norms = _Unread(self.device), _Unread(self.device)
-        self.total = 0.0  # of all readings
+        self.total = 0.0  # sums all readings
         self.first_step = self.last_read_step = step
 
     def add(self, loss: torch.Tensor, step: int) -> None:

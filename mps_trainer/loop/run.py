@@ -321,7 +321,7 @@ class TrainingRun:
                 self.events.fire("on_substep_end")
         counts_tokens = self.args.include_num_input_tokens_seen != "no" and not counts_itself
         if trainer._mt_processes.is_distributed and counts_tokens:
-            # the processes exchange tokens once per update, because each may cut it into another number of batches
+            # the processes exchange tokens once per update, not at each batch
             own = trainer.state.num_input_tokens_seen - tokens_before
             trainer.state.num_input_tokens_seen = tokens_before + int(trainer._mt_processes.sum([own])[0])
 

@@ -40,7 +40,7 @@ class Accelerator:
     """
 
     kind: ClassVar[str]
-    label: ClassVar[str]  # what one of them is called in a sentence
+    label: ClassVar[str]  # names one of them in a sentence
     backends: ClassVar[tuple[str, ...]]  # of torch.distributed, the preferred one first; torch says which it has
     indexed: ClassVar[bool] = True  # False where a machine has one of them, without a number
     formats: ClassVar[tuple[str, ...]]  # tensors there have these, of fp32, fp16, bf16 and fp64
@@ -212,7 +212,7 @@ def torch_missing(facts: MachineFacts) -> Obstacle:
 
 def host_stats() -> dict[str, Any]:
     """Returns the memory of this process and this machine, and the load of all processors since the last call."""
-    import psutil  # not for `import mps_trainer`
+    import psutil  # `import mps_trainer` does without it
 
     swap = psutil.swap_memory()
     return {

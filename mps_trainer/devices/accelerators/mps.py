@@ -65,7 +65,7 @@ class MPSAccelerator(Accelerator):
         # torch 2.15 allocates on macOS 14, for which it has neither a check nor workarounds any more
         too_old = _macos_too_old(facts)
         if facts.mps_allocation_ok and too_old is None:
-            return None  # what works works, whatever the table below would say
+            return None  # it works, whatever the table below would say
         if facts.system != "Darwin":
             return Obstacle(
                 f"this machine runs {facts.system}, and mps is the GPU of an Apple-silicon Mac",
