@@ -12,6 +12,7 @@ from transformers.trainer_pt_utils import nested_detach, nested_numpify
 
 from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
+from ..model.introspection import CACHES
 from ..training_args import TrainingArguments
 
 _NOTHING = object()
@@ -43,7 +44,7 @@ def logits_of(outputs: Any, with_loss: bool, ignore_keys: list[str] | None, mode
     if isinstance(outputs, dict):
         if ignore_keys is None:
             config = getattr(model, "config", None)
-            ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config else []
+            ignore_keys = getattr(config, "keys_to_ignore_at_inference", [*CACHES]) if config else []
         left_out = [*ignore_keys, "loss"] if with_loss else ignore_keys
         logits = [value for key, value in outputs.items() if key not in left_out and value is not None]
     elif isinstance(outputs, torch.Tensor):

@@ -25,3 +25,10 @@ def run_on(tmp_path, monkeypatch, capfd) -> Callable[..., Ended]:
         return Ended(command, cli.main([command, *options, "train.py", *after]), *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def command(monkeypatch):
+    """Restores the variable that `run` and `launch` set in this process."""
+    monkeypatch.setenv("MPS_TRAINER_COMMAND", "")
+    monkeypatch.delenv("MPS_TRAINER_COMMAND")

@@ -39,7 +39,6 @@ class Started(BaseException):
 @pytest.fixture
 def started(folder, monkeypatch):
     """Launches as far as to where the script would begin: its command line and the variables that are new."""
-    monkeypatch.delenv("MPS_TRAINER_COMMAND", raising=False)  # another launch in this process has set it
 
     def begin(path, command, environ):
         new = {name: value for name, value in environ.items() if os.environ.get(name) != value}

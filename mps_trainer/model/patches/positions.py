@@ -21,7 +21,7 @@ from torch import nn
 from transformers import masking_utils
 
 from ...utils.attributes import attributes_replaced
-from ..introspection import is_transformed
+from ..introspection import has_cache, is_transformed
 
 # They number their tokens so; others do by padding, or by the images among them.
 DECODERS = {
@@ -68,7 +68,7 @@ class _Positions:
         """Adds them to what a decoder is called with, if it would make the same."""
         tokens = kwargs.get("input_ids")
         tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
-        given = kwargs.get("position_ids") is not None or kwargs.get("past_key_values") is not None
+        given = kwargs.get("position_ids") is not None or has_cache(kwargs)
         if args or given or type(tokens) is not torch.Tensor or _is_elsewhere():
             return None
         length, device = tokens.shape[1], tokens.device

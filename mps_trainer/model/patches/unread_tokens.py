@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...utils.attributes import attributes_replaced
-from ..introspection import base_model
+from ..introspection import base_model, has_cache
 
 # Classifiers whose head reads the first token, and the attribute that holds their base model.
 CLASSIFIERS = {
@@ -128,7 +128,7 @@ def _is_watched(module: nn.Module) -> bool:
 def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Computes the forward pass of the last layer."""
     is_known_mask = attention_mask is None or (isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4)
-    if kwargs.pop(_FIRST_ONLY, False) and is_known_mask and kwargs.get("past_key_values") is None:
+    if kwargs.pop(_FIRST_ONLY, False) and is_known_mask and not has_cache(kwargs):
         compute: Any = functools.partial(_first_token, self, **kwargs)
         if self.gradient_checkpointing and self.training and _CHECKPOINTS_IN_FORWARD:
             compute = functools.partial(self._gradient_checkpointing_func, compute)
@@ -142,6 +142,7 @@ def _first_token(
     attention_mask: torch.Tensor | None = None,
     encoder_hidden_states: Any = None,
     encoder_attention_mask: Any = None,
+    cache: Any = None,
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> torch.Tensor:
