@@ -197,12 +197,11 @@ def record_of(folder: str) -> RunRecord:
         if not os.path.isfile(path := os.path.join(folder, name)):
             continue
         record = read(folder) if name == NAME else _from_state(path)
-        reached = record.outcome.get("step")
-        has_ended = record.outcome.get("kind") != RUNNING and is_number(reached)
-        if newest is not None and has_ended and last_step > reached:
-            if os.path.getmtime(newest) > os.path.getmtime(path):  # else it is left of a longer run before
-                return _from_state(newest)
-        return record
+        reached: Any = record.outcome.get("step")
+        if newest is None or record.outcome.get("kind") == RUNNING or not is_number(reached) or last_step <= reached:
+            return record
+        is_later = os.path.getmtime(newest) > os.path.getmtime(path)  # else it is left of a longer run before
+        return _from_state(newest) if is_later else record
     if newest is not None:
         return _from_state(newest)
     raise MisconfigurationException(

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def on_terminal() -> bool:
-    """Returns True if bars can be drawn: stderr is a terminal that has columns and moves its cursor (not TERM=dumb)."""
+    """Returns True if bars can be drawn: stderr is a terminal with columns that moves its cursor (not TERM=dumb)."""
     if sys.stderr is None or _is_closed(sys.stderr):
         return False
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream of a script's own may have no number
