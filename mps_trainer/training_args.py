@@ -210,6 +210,10 @@ class TrainingArguments(
     def _n_gpu(self) -> int:
         return self.n_gpu
 
+    @_n_gpu.setter
+    def _n_gpu(self, count: int) -> None:
+        """Does nothing: transformers' search with Ray sets it, and Ray shows a trial its GPUs alone."""
+
     @property
     def place_model_on_device(self) -> bool | None:
         """Returns True if the Trainer moves the model to the device, None to let it decide. For subclasses."""

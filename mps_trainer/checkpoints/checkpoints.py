@@ -250,10 +250,7 @@ class Checkpoints:
         newest = self.newest()
         left = "There is none." if newest is None else f"The last one is {newest}."
         self._unsaved = f"{folder} could not be saved: {error}. {left}"
-        logger.error(
-            "%s Training continues. Free some disk space or allow writing before the next checkpoint is due.",
-            self._unsaved,
-        )
+        logger.error("%s Training does not stop for it: free some disk space or allow writing.", self._unsaved)
         if self._absolute(state.best_model_checkpoint) == folder and not os.path.isdir(folder):
             state.best_model_checkpoint = best_before
         trainer._mt_events.note("fault", self._unsaved)

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers.trainer_pt_utils import nested_numpify
 
 from ..errors import MisconfigurationException
 from ..utils.attributes import attributes_replaced
+from ..utils.nested import map_tensors
 from .fake_tensors import fake_mode, make_fake, modules_convert_fakes
 from .quantized import quantize, size_and_format
 
@@ -29,16 +32,20 @@ def models_are_fake() -> Iterator[None]:
     """Makes transformers' models with fake weights inside. Their configurations are loaded, their weights are not.
 
     `from_pretrained` takes the number format of its `dtype`, else of the configuration, else float32.
-    `save_pretrained` writes the configuration alone, and `generate` gives its prompt back.
+    `save_pretrained` writes the configuration alone, and `generate` gives its prompt back. What a Trainer predicts
+    with such a model is zeros.
     """
     from transformers import PreTrainedModel
     from transformers.generation import GenerationMixin
+
+    from ..evaluation import predictions
 
     changes = (
         (PreTrainedModel, "from_pretrained", classmethod(_from_pretrained)),
         (PreTrainedModel, "resize_token_embeddings", _without_means(PreTrainedModel.resize_token_embeddings)),
         (PreTrainedModel, "save_pretrained", _save_pretrained),
         (GenerationMixin, "generate", _generate),
+        (predictions, "nested_numpify", lambda values: nested_numpify(map_tensors(values, _zeros_if_fake))),
     )
     with modules_convert_fakes(), _made_fake(PreTrainedModel), attributes_replaced(changes):
         yield
@@ -124,6 +131,10 @@ def _without_means(resize: Callable) -> Callable:
 def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
     """Writes the configuration, from which the model can be loaded again here."""
     self.config.save_pretrained(save_directory)
+
+
+def _zeros_if_fake(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype) if isinstance(tensor, FakeTensor) else tensor
 
 
 def _generate(self: Any, inputs: Any = None, **kwargs: Any) -> Any:

@@ -36,6 +36,7 @@ def create_repository(args: TrainingArguments, token: str | None = None, private
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
+    no_connection: Any = HfHubHTTPError.__bases__  # in huggingface_hub 1.0 and later not an OSError
     name = args.hub_model_id or Path(args.output_dir).absolute().name
     token = args.hub_token if token is None else token
     private = args.hub_private_repo if private is None else private
@@ -48,7 +49,7 @@ def create_repository(args: TrainingArguments, token: str | None = None, private
             f"The hub does not let this token make or write to {name}: {first_line(error)} "
             "Log in with `hf auth login` or give hub_token a token that may write, or leave out push_to_hub."
         ) from error
-    except (OSError, ValueError) as error:  # no connection, no token, no such name
+    except (*no_connection, OSError, ValueError) as error:  # or no token, no such name
         raise MisconfigurationException(
             f"push_to_hub=True with hub_model_id={name!r} failed: {sentence(error)} Give hub_model_id a name such "
             "as ada/boats and check that the hub can be reached, or leave out push_to_hub."

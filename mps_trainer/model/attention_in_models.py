@@ -39,6 +39,8 @@ _UNSUPPORTED = {
     "cache": "reads keys from a paged cache",
     "output_attentions": "returns attention weights",
 }
+# Attributes of attention layers that give such arguments: of T5, Gemma 2 and GPT-OSS.
+_GIVERS = ("has_relative_attention_bias", "attn_logit_softcapping", "sinks")
 
 
 def shortest_chunked(args: TrainingArguments, device: torch.device) -> int | None:
@@ -52,12 +54,17 @@ def describe_attention(model: Any, args: TrainingArguments) -> str | None:
     """Returns a clause about attention in chunks; None if the run does not use it or no text of `model` is so long."""
     shortest = shortest_chunked(args, args.device)
     networks = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
-    configs = [each.config for each in networks if each._can_set_attn_implementation()]  # others have their own
+    # others have their own
+    configs = [each.config for each in networks if each._can_set_attn_implementation() and not _keeps_its_own(each)]
     used = [each for each in configs if each._attn_implementation in KINDS]
     longest = max((getattr(each, "max_position_embeddings", None) or sys.maxsize for each in used), default=0)
     if shortest is None or longest < shortest:
         return None
     return "attention in chunks" + (f" for texts of {shortest:,} tokens or more" if shortest > 1 else "")
+
+
+def _keeps_its_own(network: nn.Module) -> bool:
+    return any(getattr(layer, name, None) is not None for layer in network.modules() for name in _GIVERS)
 
 
 def attention_chunked(shortest: int | None) -> contextlib.AbstractContextManager[None]:

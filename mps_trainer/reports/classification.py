@@ -56,6 +56,7 @@ def classification_of(
     wrong = np.flatnonzero(known & (predicted != labels))
     confidence = _confidence(logits, wrong)
     first = np.argsort(-confidence, kind="stable")[:_MOST_MISTAKES]
+    first = first[confidence[first] > 0]  # nan is no prediction
     rows = wrong[first].tolist()
     mistakes: list[dict[str, Any]] = [
         {"label": name(labels[row]), "predicted": name(predicted[row]), "confidence": round(float(value), 4)}

@@ -181,7 +181,8 @@ def is_foreign(path: str) -> bool:
 def record_of(folder: str) -> RunRecord:
     """Returns the record of the run in `folder`, an output folder or a checkpoint.
 
-    Without a record's own file it is made from the newest `trainer_state.json`.
+    Without a record's own file, or where a checkpoint has gone on since that run ended, it is made from the newest
+    `trainer_state.json`.
 
     Raises:
         MisconfigurationException: if there is no run in it, or its files are damaged.
@@ -189,13 +190,20 @@ def record_of(folder: str) -> RunRecord:
     if not os.path.isdir(folder):
         what = "is a file" if os.path.exists(folder) else "does not exist"
         raise MisconfigurationException(f"{folder} {what}. Name the output_dir of a training run.")
-    if os.path.isfile(os.path.join(folder, NAME)):
-        return read(folder)
-    checkpoints = [name for name in os.listdir(folder) if _CHECKPOINT.fullmatch(name)]
-    checkpoints.sort(key=lambda name: int(name.rpartition("-")[2]), reverse=True)
-    for name in ("", *checkpoints):  # the folder's own state was written at the end
-        if os.path.isfile(path := os.path.join(folder, name, _STATE)):
-            return _from_state(path)
+    steps = [int(found[1]) for name in os.listdir(folder) if (found := _CHECKPOINT.fullmatch(name))]
+    states = [(step, os.path.join(folder, f"checkpoint-{step}", _STATE)) for step in sorted(steps, reverse=True)]
+    last_step, newest = next((each for each in states if os.path.isfile(each[1])), (0, None))
+    for name in (NAME, _STATE):  # both are written at the end of a run
+        if not os.path.isfile(path := os.path.join(folder, name)):
+            continue
+        record = read(folder) if name == NAME else _from_state(path)
+        reached: Any = record.outcome.get("step")
+        if newest is None or record.outcome.get("kind") == RUNNING or not is_number(reached) or last_step <= reached:
+            return record
+        is_later = os.path.getmtime(newest) > os.path.getmtime(path)  # else it is left of a longer run before
+        return _from_state(newest) if is_later else record
+    if newest is not None:
+        return _from_state(newest)
     raise MisconfigurationException(
         f"There is no training run in {folder}: it has no {NAME}, no {_STATE} and no checkpoint. Name the "
         "output_dir of a run."

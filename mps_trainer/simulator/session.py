@@ -149,15 +149,16 @@ def _install() -> ModuleType:
 
 
 def parse_bytes(amount: int | str) -> int:
-    """Returns the number of bytes in an amount such as 16, "16GB", "512 MiB" or "1.5g".
+    """Returns the number of bytes in an amount such as 4096, "16GB", "512 MiB" or "1.5g".
 
-    A gigabyte is 2**30, as on the label of a Mac.
+    A gigabyte is 2**30, as on the label of a Mac. A text needs a unit: `--memory 16` does not mean bytes.
 
     Raises:
         MisconfigurationException: for anything else, and for less than one byte.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(amount), flags=re.IGNORECASE)
-    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    text = amount if isinstance(amount, str) else f"{amount}B"
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)\s*", text, flags=re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS[(match[2] or "").upper()]) if match else 0
     if size < 1:
         raise MisconfigurationException(
             f"memory={amount!r} is not an amount of memory. Write a number with a unit, for example 16GB or 512MB."

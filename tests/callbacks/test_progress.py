@@ -66,10 +66,13 @@ def test_what_takes_less_than_a_second_writes_no_line(make_trainer, capfd):
     assert lines_of(capfd, "evaluation") == []
 
 
-def test_a_terminal_that_moves_no_cursor_gets_lines(make_trainer, terminal, monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
+@pytest.mark.parametrize(("kind", "columns"), [("dumb", 80), ("xterm", 0)])
+def test_a_terminal_that_moves_no_cursor_or_has_no_columns_gets_lines(
+    make_trainer, terminal, monkeypatch, kind, columns
+):
     trainer = make_trainer(disable_tqdm=False, max_steps=4)
-    screen = terminal()
+    screen = terminal(columns)
+    monkeypatch.setenv("TERM", kind)
     trainer.train()
     text = screen.end()
     assert "\x1b" not in text

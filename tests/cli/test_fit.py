@@ -9,7 +9,12 @@ from mps_trainer import Trainer
 
 from .test_check import BERT, OURS, THEIRS, TRAIN
 
-EVALUATES = TRAIN.replace("trainer.train()", "assert trainer.evaluate()['eval_accuracy'] != 1\ntrainer.train()")
+EVALUATES = TRAIN.replace(
+    "trainer.train()",
+    "assert trainer.evaluate()['eval_accuracy'] != 1\n"
+    "assert set(trainer.predict(trainer.train_dataset).predictions.argmax(-1).tolist()) == {0}\n"
+    "trainer.train()",
+)
 LARGE = BERT.replace("vocab_size=50", "vocab_size=10**9")  # 64 GB of embeddings
 
 

@@ -7,8 +7,10 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import huggingface_hub
+import pytest
 from transformers.utils.hub import PushInProgress
 
+from mps_trainer.errors import MisconfigurationException
 from mps_trainer.hub import upload
 
 
@@ -19,6 +21,13 @@ def test_the_end_of_a_run_waits_for_uploads(caplog):
         upload.warn_of_failures(PushInProgress([job]), "me/tiny", "run", wait=True)
     assert "Waiting for the upload of the last checkpoint" in caplog.text
     assert "An upload to me/tiny failed: the hub is gone. The files are in run" in caplog.text
+
+
+def test_a_hub_that_cannot_be_reached_is_told_in_a_line(make_args, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(MisconfigurationException, match=r"refused.* check that the hub can be reached"):
+        upload.create_repository(make_args(hub_model_id="ada/boats", hub_token="hf_x"))
 
 
 def test_all_shards_of_a_model_are_copied(tmp_path):

@@ -161,8 +161,10 @@ def test_what_it_cannot_do_stays_with_the_model_and_is_told_once(train, calls, c
     data = texts()
     plain = losses(train(model(), data, False))
     caplog.clear()
-    assert losses(train(model(), data, True)) == pytest.approx(plain, rel=1e-6)
+    trainer = train(model(), data, True)
+    assert losses(trainer) == pytest.approx(plain, rel=1e-6)
     assert not calls
+    assert in_models.describe_attention(trainer.model, trainer.args) is None
     told = [record.getMessage() for record in caplog.records if record.name == in_models.__name__]
     assert [reason in text and "its own attention" in text for text in told] == [True]
 

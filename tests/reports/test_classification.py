@@ -71,10 +71,11 @@ def test_what_is_kept_of_many_classes_and_mistakes_is_small():
     assert [mistake["confidence"] for mistake in found["mistakes"]] == pytest.approx(best.tolist(), abs=1e-4)
 
 
-def test_probabilities_that_are_no_numbers_are_no_confidence():
+def test_examples_whose_probabilities_are_no_numbers_are_wrong_and_no_mistakes_to_look_at():
     logits = np.array([[np.nan, 0.0], [5.0, 0.0]], np.float32)
     found = classification_of(logits, np.array([1, 1]), {}, nothing)
-    assert [mistake["confidence"] for mistake in found["mistakes"]] == [0.9933, 0.0]
+    assert found["wrong"] == 2
+    assert [mistake["confidence"] for mistake in found["mistakes"]] == [0.9933]
 
 
 def decode(ids, skip_special_tokens):

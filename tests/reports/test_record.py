@@ -110,6 +110,25 @@ def test_a_checkpoint_of_transformers_tells_the_curves(tmp_path):
     assert record_of(str(tmp_path)).source == "trainer_state.json"
 
 
+@pytest.mark.parametrize("name", [NAME, "trainer_state.json"])
+def test_a_checkpoint_of_a_run_that_has_gone_on_is_newer_than_the_record(tmp_path, name):
+    record = RunRecord("a", {"kind": "finished", "step": 4}).to_dict()
+    (tmp_path / name).write_text(json.dumps(record if name == NAME else STATE))
+    (tmp_path / "checkpoint-10").mkdir()
+    checkpoint = tmp_path / "checkpoint-10" / "trainer_state.json"
+    checkpoint.write_text(json.dumps({**STATE, "global_step": 10}))
+    reached = {}
+    for age in (-9, 9):  # of a longer run before, of the same run resumed
+        changed = os.path.getmtime(tmp_path / name) + age
+        os.utime(checkpoint, (changed, changed))
+        reached[age] = record_of(str(tmp_path)).outcome["step"]
+    assert reached == {-9: 4, 9: 10}
+    if name == NAME:  # a run that was killed may have saved a checkpoint after its record
+        (tmp_path / name).write_text(json.dumps({**record, "outcome": {"kind": "running", "step": 4}}))
+        os.utime(tmp_path / name, (changed - 9, changed - 9))
+        assert record_of(str(tmp_path)).outcome["step"] == 4
+
+
 @pytest.mark.parametrize("state", ["[]", "{}", '{"log_history": 3}'])
 def test_a_damaged_state_is_told_in_a_line(tmp_path, state):
     (tmp_path / "trainer_state.json").write_text(state)

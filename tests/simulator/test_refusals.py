@@ -173,7 +173,7 @@ def test_second_device_at_once_is_refused(mps):
     assert on(1).item() == 1  # and the first one goes on
 
 
-@pytest.mark.parametrize("memory", ["", "much", "0", "-1GB", "16XB", 0])
+@pytest.mark.parametrize("memory", ["", "much", "16", "0B", "-1GB", "16XB", 0])
 def test_bad_amount_of_memory_is_refused(memory):
     with pytest.raises(MisconfigurationException, match="is not an amount of memory"), simulated_mps(memory=memory):
         pass
