@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from ..errors import MisconfigurationException
-from ..utils.bounded_file import MOST_BYTES, read_text
+from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..version import __version__
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 
@@ -61,7 +61,7 @@ def read_facts(path: str) -> Recorded:
 
 def _content(path: str) -> Any:
     try:
-        text = read_text(path, MOST_BYTES, "utf-8-sig")
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise _refused(path, "there is no such file") from error
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...utils.text import counted
 from ..facts import MachineFacts
 from .base import Obstacle
 from .gpu import GPUAccelerator
@@ -22,7 +23,7 @@ class CUDAAccelerator(GPUAccelerator):
         cause = f"torch {facts.torch_version} was built without CUDA"
         if facts.nvidia_gpus:
             return Obstacle(
-                f"{_driver(facts)}, and {cause}",
+                f"NVIDIA's driver lists {counted(facts.nvidia_gpus, 'GPU')}, and {cause}",
                 "install a build with CUDA, as PyPI's for Linux is: python -m pip install --force-reinstall torch",
                 True,
                 cls.kind,
@@ -39,13 +40,9 @@ class CUDAAccelerator(GPUAccelerator):
             return hidden
         if facts.nvidia_gpus:
             return Obstacle(
-                f"{_driver(facts)}, and torch finds none",
+                f"NVIDIA's driver lists {counted(facts.nvidia_gpus, 'GPU')}, and torch finds none",
                 "see that `nvidia-smi` lists them and that the driver is new enough; a container needs --gpus all",
                 True,
                 cls.kind,
             )
         return Obstacle("torch finds no NVIDIA GPU", "check that `nvidia-smi` lists one; if not, install its driver")
-
-
-def _driver(facts: MachineFacts) -> str:
-    return f"NVIDIA's driver lists {facts.nvidia_gpus} GPU{'' if facts.nvidia_gpus == 1 else 's'}"
