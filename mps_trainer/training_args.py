@@ -198,6 +198,8 @@ class TrainingArguments(
         """Returns the number of accelerators that this process uses: 1, or 0 on the CPU."""
         return 0 if self.decision.type == "cpu" else 1
 
+    _n_gpu = n_gpu
+
     @property
     def parallel_mode(self) -> Enum:
         return of_transformers(ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL)
@@ -205,10 +207,6 @@ class TrainingArguments(
     @property
     def _setup_devices(self) -> torch.device:
         return self.device
-
-    @property
-    def _n_gpu(self) -> int:
-        return self.n_gpu
 
     @property
     def place_model_on_device(self) -> bool | None:
