@@ -40,7 +40,7 @@ def read(path: Path) -> Row:
     """
     text = path.read_text(encoding="utf-8")
     report = json.loads(text)
-    facts = read_facts(str(path)).facts
+    facts, _ = read_facts(str(path))
     if report["simulated"] or report["device"] != "mps" or facts.system != "Darwin":
         device = report["device"] + ", simulated" * report["simulated"]
         raise ValueError(f"{path.name} is of {device} on {facts.system}, not of a Mac's GPU.")

@@ -159,7 +159,8 @@ def checkpoint_size(args: Any, model: Any) -> int:
 
 def _steps(args: Any, state: Any, loader: Any) -> str:
     steps = f"{state.max_steps:,} step{'s' if state.max_steps != 1 else ''}"
-    examples = num_examples(loader, _batch_of_one(args, state)) if loader is not None and length_of(loader) else 0
+    batch = examples_in_step(args, state) // (args.world_size * args.gradient_accumulation_steps)
+    examples = num_examples(loader, batch) if loader is not None and length_of(loader) else 0
     if not examples:
         return steps
     epochs = args.num_train_epochs
@@ -175,16 +176,12 @@ def _batch(args: Any, state: Any) -> str:
     size = examples_in_step(args, state)
     text = f"{size:,} example{'s' if size != 1 else ''} in a step"
     parts = [
-        f"{_batch_of_one(args, state)} in a batch",
+        f"{size // (args.world_size * args.gradient_accumulation_steps)} in a batch",
         f"{args.world_size} processes" if args.world_size > 1 else "",
         f"{args.gradient_accumulation_steps} accumulated" if args.gradient_accumulation_steps > 1 else "",
     ]
     parts = [part for part in parts if part]
     return text if len(parts) == 1 else f"{text}: {' x '.join(parts)}"
-
-
-def _batch_of_one(args: Any, state: Any) -> int:
-    return examples_in_step(args, state) // (args.world_size * args.gradient_accumulation_steps)
 
 
 def examples_in_step(args: Any, state: Any) -> int:

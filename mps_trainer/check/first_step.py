@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import training_args, utils
@@ -123,11 +124,12 @@ def _when_imported(name: str, patch: Callable[[Any], None]) -> Iterator[None]:
             sys.meta_path.remove(finder)
 
 
+@dataclass(eq=False)
 class _Watch(importlib.abc.MetaPathFinder):
     """Finds one module the way the other finders do, and patches it when it has been executed."""
 
-    def __init__(self, name: str, patch: Callable[[Any], None]) -> None:
-        self.name, self.patch = name, patch
+    name: str
+    patch: Callable[[Any], None]
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:

@@ -59,8 +59,8 @@ class Recorder:
         self, what: str, tensor: torch.Tensor, remedy: str, where: SourceLine | None, fails: bool = True
     ) -> None:
         """Records a tensor in a format that mps does not have. The first name of a storage is kept."""
-        key = (what, where)
-        known = self._dtypes.get(key, DtypeProblem(what, short(tensor.dtype), fails, remedy, where, calls=0))
+        key, name = (what, where), str(tensor.dtype).removeprefix("torch.")
+        known = self._dtypes.get(key, DtypeProblem(what, name, fails, remedy, where, calls=0))
         self._dtypes[key] = replace(known, calls=known.calls + 1)
 
     def module(self, module: torch.nn.Module) -> None:
@@ -101,7 +101,8 @@ class Recorder:
 
     def batch(self, shapes: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Records the shapes of a batch. Single numbers, such as the number of items in an update, are ignored."""
-        self._batches[tuple((name, f"{short(t.dtype)}{list(t.shape)}") for name, t in shapes if t.dim())] = None
+        named = ((name, f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}") for name, t in shapes if t.dim())
+        self._batches[tuple(named)] = None
 
     def note(self, text: str) -> None:
         self.notes[text] = None
@@ -131,10 +132,6 @@ class Recorder:
             batch_shapes=[dict(shapes) for shapes in self._batches],
             notes=list(self.notes),
         )
-
-
-def short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def half(dtype: torch.dtype) -> str:

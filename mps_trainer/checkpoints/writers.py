@@ -138,8 +138,7 @@ def _may_write_in_background(trainer: SavingTrainer) -> bool:
         return False
     if isinstance(inner, PreTrainedModel) and type(inner).save_pretrained is not PreTrainedModel.save_pretrained:
         return False
-    memory = physical_memory()
-    return memory is None or nbytes([inner.state_dict(), optimizer.state_dict()]) <= memory // _SHARE
+    return nbytes([inner.state_dict(), optimizer.state_dict()]) <= physical_memory() // _SHARE
 
 
 def _inner(model: Any) -> Any:

@@ -56,8 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.compile:
             found["compiled"], compiles = _compile(trainer)
             status = status or int(not compiles)
-        if arguments.json is not None:
-            write_json(arguments.json, found)
+        write_json(arguments.json, found)
         return status
     if status == INTERRUPTED:
         return status

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..devices.facts import MachineFacts, gather_all_facts
 from ..devices.findings import ERROR, decide, findings
-from ..devices.recorded import WRITER, Recorded, names, read_facts
+from ..devices.recorded import WRITER, read_facts
 from ..utils.refusal import WRONG_INPUT
 from ..version import __version__
 from .screen import screen
@@ -48,16 +48,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the screen or the JSON; returns 1 if a problem can be fixed, else 0."""
     if arguments.facts is None:
-        recorded, source = Recorded(gather_all_facts()), ""
+        facts, source = gather_all_facts(), ""
     else:
         arguments.failure = WRONG_INPUT  # what fails from here on is the file
-        recorded = read_facts(arguments.facts)
-        source = f"in {arguments.facts}"
-        if recorded.writer:
-            source += f", written by mps_trainer {recorded.writer}"
-        if recorded.unknown:
-            source += f"; left out, unknown to {__version__}: {names(recorded.unknown)}"
-    facts = recorded.facts
+        facts, source = read_facts(arguments.facts)
     if arguments.json:
         print(json.dumps(report(facts), indent=2))
     else:

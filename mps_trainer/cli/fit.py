@@ -72,8 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "It must call train() of this Trainer or transformers'."
             )
     print(report.table())
-    if arguments.json is not None:
-        write_json(arguments.json, report.to_dict())
+    write_json(arguments.json, report.to_dict())
     return int(report.smallest_mac is None)
 
 

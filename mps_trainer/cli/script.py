@@ -137,8 +137,10 @@ def run_script(path: str, arguments: list[str]) -> int:
     return 0
 
 
-def write_json(path: str, report: dict[str, Any]) -> None:
-    """Writes the report. Raises MisconfigurationException when that fails after all, as on a full disk."""
+def write_json(path: str | None, report: dict[str, Any]) -> None:
+    """Writes the report, if there is a path. Raises MisconfigurationException when that fails, as on a full disk."""
+    if path is None:
+        return
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(json.dumps(report, indent=2) + "\n")

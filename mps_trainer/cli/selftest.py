@@ -52,8 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         ends=lambda result: _tell(f"{result.status}, {result.seconds:.1f} s\n"),
     )
     print(report, flush=True)
-    if arguments.json is not None:
-        write_json(arguments.json, report.to_dict())
+    write_json(arguments.json, report.to_dict())
     return 0 if report.passed else 1
 
 

@@ -47,6 +47,5 @@ def run(arguments: argparse.Namespace) -> int:
     status = run_script(arguments.script, arguments.arguments)
     report = device.report()
     print(report, file=sys.stderr)
-    if arguments.json is not None:
-        write_json(arguments.json, {"exit_status": status, **report.to_dict()})
+    write_json(arguments.json, {"exit_status": status, **report.to_dict()})
     return status

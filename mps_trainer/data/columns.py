@@ -24,6 +24,16 @@ def is_table(dataset: Any) -> bool:
     return datasets is not None and isinstance(dataset, datasets.Dataset)
 
 
+def name_parts(dataset: Any) -> list[str]:
+    """Returns name, configuration and split of a dataset of the `datasets` library; [] for any other."""
+    info = getattr(dataset, "info", None)
+    if not (name := getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)):
+        return []
+    configuration, split = getattr(info, "config_name", None), getattr(dataset, "split", None)
+    configurations = [] if configuration in (None, "default", name) else [str(configuration)]
+    return [str(name), *configurations, *([] if split is None else [f"split {split}"])]
+
+
 def without_unused_columns(dataset: Any, columns: list[str], model_name: str, description: str | None = None) -> Any:
     """Returns `dataset`, a `datasets.Dataset`, with only those of its columns that are in `columns`.
 

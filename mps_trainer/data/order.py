@@ -19,6 +19,7 @@ def set_epoch(epoch: int, *receivers: Any) -> None:
             method(epoch)
 
 
+@dataclass(eq=False, repr=False)
 class SeededSampler(Sampler[int]):
     """Draws the order of each epoch from a generator seeded with `seed` + epoch, so that a run can resume anywhere.
 
@@ -30,8 +31,9 @@ class SeededSampler(Sampler[int]):
         seed: the seed of epoch 0.
     """
 
-    def __init__(self, sampler: Any, seed: int) -> None:
-        self.sampler, self.seed, self.epoch = sampler, seed, 0
+    sampler: Any
+    seed: int
+    epoch: int = field(default=0, init=False)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -50,6 +52,7 @@ class SeededSampler(Sampler[int]):
         return iter(sampler)
 
 
+@dataclass(eq=False, repr=False)
 class LaterBatches(BatchSampler):
     """Skips the first `skip` batches of a batch sampler without loading their examples.
 
@@ -57,8 +60,9 @@ class LaterBatches(BatchSampler):
         before_first: called after the last skipped batch, before the first batch is loaded.
     """
 
-    def __init__(self, batch_sampler: Any, skip: int, before_first: Callable[[], None] | None = None) -> None:
-        self.batch_sampler, self.skip, self.before_first = batch_sampler, skip, before_first
+    batch_sampler: Any
+    skip: int
+    before_first: Callable[[], None] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         set_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))

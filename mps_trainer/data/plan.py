@@ -51,21 +51,24 @@ class StepPlan:
                 "There is nothing to train on: the training dataset gives no batch. Check that it is not empty, and "
                 "that dataloader_drop_last does not leave out its only batch."
             )
-        _check_end(max_steps, f"max_steps={max_steps}")
-        if batches is None:
-            if max_steps < 0:
-                raise ValueError(
-                    "The training dataset has no length, so num_train_epochs does not define the number of steps. "
-                    "Set max_steps."
-                )
-            return cls(None, accumulation, max_steps, max_steps, sys.maxsize)
-        updates = math.ceil(batches / accumulation)
-        if max_steps < 0:
-            _check_end(num_train_epochs * updates, f"num_train_epochs={num_train_epochs:g}")
-            return cls(
-                batches, accumulation, updates, math.ceil(num_train_epochs * updates), math.ceil(num_train_epochs)
+        if batches is None and max_steps < 0:
+            raise ValueError(
+                "The training dataset has no length, so num_train_epochs does not define the number of steps. "
+                "Set max_steps."
             )
-        return cls(batches, accumulation, updates, max_steps, math.ceil(max_steps / updates))
+        updates = max_steps if batches is None else math.ceil(batches / accumulation)
+        steps: float = max_steps if max_steps >= 0 else num_train_epochs * updates
+        if steps > MOST_STEPS:
+            asked = f"max_steps={max_steps}" if max_steps >= 0 else f"num_train_epochs={num_train_epochs:g}"
+            raise MisconfigurationException(
+                f"{asked} asks for {steps:.3g} steps, and such a run does not end: {MOST_STEPS:.0e} steps take three "
+                f"years at 10,000 in a second. Ask for at most {MOST_STEPS:.0e} steps; a callback such as "
+                "EarlyStoppingCallback may end a run earlier."
+            )
+        if batches is None:
+            return cls(None, accumulation, updates, max_steps, sys.maxsize)
+        epochs = max_steps / updates if max_steps >= 0 else num_train_epochs
+        return cls(batches, accumulation, updates, math.ceil(steps), math.ceil(epochs))
 
     def position_after(self, step: int) -> tuple[int, int]:
         """Returns the epoch of the step after `step`, and the number of its batches used by the steps up to `step`."""
@@ -81,13 +84,3 @@ class StepPlan:
     def progress(self, epoch: int, batches: int) -> float:
         """Returns the completed epochs, as a fraction, after `batches` batches of `epoch`."""
         return epoch + batches / (self.batches_per_epoch or self.max_steps * self.accumulation)
-
-
-def _check_end(steps: float, asked: str) -> None:
-    """Raises MisconfigurationException if no run can make `steps`."""
-    if steps > MOST_STEPS:
-        raise MisconfigurationException(
-            f"{asked} asks for {steps:.3g} steps, and such a run does not end: {MOST_STEPS:.0e} steps take three "
-            f"years at 10,000 in a second. Ask for at most {MOST_STEPS:.0e} steps; a callback such as "
-            "EarlyStoppingCallback may end a run earlier."
-        )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .facts import parse_version
-from .known_faults import M1_AND_M2, is_chip
 
 if TYPE_CHECKING:
     import torch
@@ -70,13 +69,8 @@ def product(left: torch.Tensor, right: torch.Tensor, most: int | None = INNER - 
     return total
 
 
-def concerns(torch_version: str, chip: str | None) -> bool:
-    """Returns True on a machine that computes the products of linear layers wrong."""
-    return is_chip(chip, M1_AND_M2) and parse_version(torch_version) < MENDED_IN_2D
-
-
 def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | None:
-    """Returns the warning for a model, before it is trained where `concerns` is true; None if it needs none."""
+    """Returns the warning for a model that an M1 or M2 is to train; None if it needs none."""
     sizes = {name: sorted((layer.inputs, layer.outputs)) for name, layer in layers.items()}
     names = [name for name, (narrow, wide) in sizes.items() if wide >= INNER and narrow >= OUTER]
     if not names:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import msgspec
 
 from ..errors import MisconfigurationException
-from ..utils.bounded_file import MOST_BYTES, read_text
+from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..version import __version__
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 
@@ -22,24 +21,13 @@ class _Report(TypedDict, total=False):
     facts: MachineFacts
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """Facts from a file.
+def read_facts(path: str) -> tuple[MachineFacts, str]:
+    """Returns the facts in the file at `path`, and a clause that says where they are from.
 
-    `writer` is the version that wrote it, "" if the file does not say; `unknown` are keys of a newer one, left out.
-    """
-
-    facts: MachineFacts
-    writer: str = ""
-    unknown: tuple[str, ...] = ()
-
-
-def read_facts(path: str) -> Recorded:
-    """Returns the facts in the file at `path`: the whole output of `doctor --json`, or its "facts" alone.
-
-    A key that is missing, as in a file of an older version, has its default. A key that is unknown is left out where a
-    newer version wrote the file. Raises MisconfigurationException for one that is unknown otherwise, for a value of
-    another type, and for a file that cannot be read or is none of this.
+    The file has the whole output of `doctor --json`, or its "facts" alone. A key that is missing, as in a file of an
+    older version, has its default. A key that is unknown is left out where a newer version wrote the file. Raises
+    MisconfigurationException for one that is unknown otherwise, for a value of another type, and for a file that
+    cannot be read or is none of this.
     """
     content = _content(path)
     report: Any = content if not isinstance(content, dict) or "facts" in content else {"facts": content}
@@ -52,26 +40,25 @@ def read_facts(path: str) -> Recorded:
         raise _refused(path, 'it has no "system", which every machine has')
     unknown = tuple(name for name in keys if not hasattr(facts, name))
     if unknown and not _release(writer) > _release(__version__):
-        raise _refused(path, f"it has {names(unknown)}, which mps_trainer {__version__} does not know")
+        raise _refused(path, f"it has {_names(unknown)}, which mps_trainer {__version__} does not know")
     for name, value in vars(facts).items():
         if type(value) is int and value < (least := LAUNCHER_INTEGERS.get(name.upper(), 0)):
             raise _refused(path, f'its "{name}" is {value}, and should be at least {least}')
-    return Recorded(facts, writer, unknown)
+    source = f"in {path}" + (f", written by mps_trainer {writer}" if writer else "")
+    return facts, source + (f"; left out, unknown to {__version__}: {_names(unknown)}" if unknown else "")
 
 
 def _content(path: str) -> Any:
     try:
-        text = read_text(path, MOST_BYTES, "utf-8-sig")
+        content = read_bytes(path, MOST_BYTES)
     except FileNotFoundError as error:
         raise _refused(path, "there is no such file") from error
     except OSError as error:
         raise _refused(path, f"it cannot be read ({error.strerror or type(error).__name__})") from error
-    except UnicodeDecodeError as error:
-        raise _refused(path, f"it is not JSON ({error})") from error
     except ValueError as error:
         raise _refused(path, str(error)) from error
     try:
-        return json.loads(text)
+        return json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"it is not JSON ({error})") from error
 
@@ -81,7 +68,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def names(keys: tuple[str, ...]) -> str:
+def _names(keys: tuple[str, ...]) -> str:
     """Returns the first few names, quoted, and how many more there are."""
     shown = [f'"{key[:60]}"' for key in keys[:5]]
     return ", ".join(shown) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")

@@ -7,6 +7,7 @@ import pickle
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 _WIDTH = 8  # an exchange has a multiple of this many numbers, so that different ones have equal sizes
 
 
+@dataclass(eq=False)
 class Processes:
     """Represents the processes that train together. With a single process, each collective returns its input.
 
@@ -28,8 +30,9 @@ class Processes:
         timeout: how long a process waits for the others; None for torch's default.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, timeout: timedelta | None = None) -> None:
-        self.rank, self.size, self.timeout = rank, size, timeout
+    rank: int = 0
+    size: int = 1
+    timeout: timedelta | None = None
 
     @classmethod
     def of(cls, args: Any) -> Processes:

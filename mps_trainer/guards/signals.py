@@ -39,6 +39,7 @@ class SignalHandler:
         self.signum: int | None = None
         self._received, self._received_at = 0, 0.0
         self._processes = processes if processes is not None and processes.is_distributed else None
+        self._speaks = self._processes is None or self._processes.is_first
         self._answer: Callable[[], list[float]] | None = None  # waits for the other processes
         self._wanted = wanted and threading.current_thread() is threading.main_thread()
         self._process = os.getpid()
@@ -84,10 +85,6 @@ class SignalHandler:
         self.ask()
         if self._answer is not None:
             self.signum, self._answer = int(self._answer()[0]) or None, None
-
-    @property
-    def _speaks(self) -> bool:
-        return self._processes is None or self._processes.is_first
 
     def end(self, message: str) -> NoReturn:
         """Ends the run as the signal would have: KeyboardInterrupt with `message`, or exit status 143.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.columns import name_parts
 from ..devices.facts import MachineFacts, gather_all_facts
 from ..distributed.sharded import class_of, is_sharded
 from ..utils.text import choice_text, format_bytes
@@ -206,16 +207,8 @@ def _examples(dataset: Any) -> str:
 
 def _origin(dataset: Any) -> str:
     """Returns name, configuration, split and licence of a dataset of the `datasets` library; "" for any other."""
-    info = getattr(dataset, "info", None)
-    name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
-    if not name:
-        return ""
-    parts = [str(name)]
-    if (config := getattr(info, "config_name", None)) not in (None, "default", name):
-        parts.append(str(config))
-    if (split := getattr(dataset, "split", None)) is not None:
-        parts.append(f"split {split}")
-    if license := getattr(info, "license", None):
+    parts = name_parts(dataset)
+    if parts and (license := getattr(dataset.info, "license", None)):
         parts.append(f"licence {license}")
     return _cell(", ".join(parts))
 

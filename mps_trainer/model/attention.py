@@ -53,7 +53,8 @@ class _ChunkedAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, scale: float, dropout: float, seed: int) -> Any:
         out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         for block in _blocks(query, key, value, mask, scale, dropout, seed):
-            block.of(out.transpose(1, 2)).copy_(block.unflat(product(block.dropped(), block.values)))
+            values = block.values[:, block.seen]
+            block.of(out.transpose(1, 2)).copy_(block.unflat(product(block.dropped(), values)))
         ctx.save_for_backward(query, key, value)
         ctx.settings = mask, scale, dropout, seed
         return out
@@ -68,17 +69,17 @@ class _ChunkedAttention(torch.autograd.Function):
         with torch.autocast(query.device.type, enabled=False):
             for block in _blocks(query, key, value, mask, scale, dropout, seed):
                 if block.rows.start == 0:  # the first block of its heads
-                    sums = torch.zeros_like(block.all_keys), torch.zeros_like(block.all_values)
-                of_key, of_value = (each[:, block.first : block.last] for each in sums)
+                    sums = torch.zeros_like(block.keys), torch.zeros_like(block.values)
+                of_key, of_value = (each[:, block.seen] for each in sums)
                 out = block.of(grad.transpose(1, 2)).flatten(2, 3).flatten(0, 1).to(block.weights.dtype)
                 of_value.baddbmm_(block.dropped().transpose(1, 2), out)
-                weights = torch.bmm(out, block.values.transpose(1, 2))
+                weights = torch.bmm(out, block.values[:, block.seen].transpose(1, 2))
                 if block.kept is not None:
                     weights.mul_(block.kept)
                 scores = torch.ops.aten._softmax_backward_data(weights, block.weights, -1, weights.dtype)
                 del weights
                 of_key.baddbmm_(scores.transpose(1, 2), block.queries)
-                block.of(grads[0]).copy_(block.unflat(product(scores, block.keys)).mul_(scale))
+                block.of(grads[0]).copy_(block.unflat(product(scores, block.keys[:, block.seen])).mul_(scale))
                 if block.rows.stop == query.shape[2]:
                     for mine, summed in zip(grads[1:], sums, strict=True):
                         mine[:, block.heads].copy_(summed.unflatten(0, (len(mine), -1)))
@@ -87,11 +88,11 @@ class _ChunkedAttention(torch.autograd.Function):
 
 @dataclass
 class _Block:
-    """Some queries of some key heads, with the keys and values that they see.
+    """Some queries of some key heads, with all keys and values of these heads.
 
     Attributes:
         heads, rows: the slices of key heads and of queries.
-        first, last: the range of keys.
+        seen: the slice of the keys that the queries see.
         queries: scaled, of (batch x key heads) x (queries of each key head) x size, like all that is flat.
         weights: the softmax of the scores.
         kept: 0 for a dropped weight, else what dropout multiplies it by; None without dropout.
@@ -100,21 +101,12 @@ class _Block:
     heads: slice
     rows: slice
     groups: int
-    first: int
-    last: int
+    seen: slice
     queries: torch.Tensor
-    all_keys: torch.Tensor
-    all_values: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
     weights: torch.Tensor
     kept: torch.Tensor | None
-
-    @property
-    def keys(self) -> torch.Tensor:
-        return self.all_keys[:, self.first : self.last]
-
-    @property
-    def values(self) -> torch.Tensor:
-        return self.all_values[:, self.first : self.last]
 
     def dropped(self) -> torch.Tensor:
         return self.weights if self.kept is None else self.weights * self.kept
@@ -158,7 +150,7 @@ def _blocks(
             kept = None
             if generator is not None:
                 kept = torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
-            yield _Block(here, slice(start, end), groups, first, last, queries, keys, values, weights, kept)
+            yield _Block(here, slice(start, end), groups, slice(first, last), queries, keys, values, weights, kept)
 
 
 def _sizes(batch: int, key_heads: int, groups: int, q_length: int, kv_length: int, itemsize: int) -> tuple[int, int]:

@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ..devices.large_products import INNER, Layer, concerns, warning_of_tokens, warning_of_width
+from ..devices.facts import parse_version
+from ..devices.known_faults import M1_AND_M2, is_chip
+from ..devices.large_products import INNER, MENDED_IN_2D, Layer, warning_of_tokens, warning_of_width
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,8 @@ def told_of_large_products(
     Args:
         split: a layer whose products are computed in parts, which needs no warning.
     """
-    if device.type != "mps" or not concerns(torch.__version__, chip):
+    is_mended = parse_version(torch.__version__) >= MENDED_IN_2D
+    if device.type != "mps" or is_mended or not is_chip(chip, M1_AND_M2):
         yield
         return
     layers = {name: layer for name, layer in linear_layers(model).items() if model.get_submodule(name) is not split}

@@ -94,8 +94,9 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
         raise MisconfigurationException(
             f"optim='{optim}' with optim_args={args.optim_args!r} cannot be used: {error}"
         ) from error
-    accelerator = ACCELERATORS.get(args.device.type)
-    if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and not (accelerator and accelerator.fused_adamw):
+    # torch's AdamW has a kernel over all parameters. It is not torch's default on mps, where AdamW goes through the
+    # parameters one by one without it (586 operators a step instead of 268 for a BERT of two layers).
+    if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and args.device.type not in ACCELERATORS:
         settings.pop("fused", None)
     return kind, settings
 

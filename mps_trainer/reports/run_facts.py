@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.buckets import buckets_of
+from ..data.columns import name_parts
 from ..data.samplers import lengths_in_column
 from ..devices.facts import without_home
 from ..distributed.sharded import class_of
@@ -172,10 +173,7 @@ def commit_of(folder: str) -> str:
 def dataset_name(dataset: Any) -> str:
     """Returns name, configuration and split of a dataset of the `datasets` library; "" for any other."""
     for _ in range(4):  # a Subset of torch has its dataset inside
-        info = getattr(dataset, "info", None)
-        if name := getattr(info, "dataset_name", None) or getattr(info, "builder_name", None):
-            configuration, split = getattr(info, "config_name", None), getattr(dataset, "split", None)
-            parts = [name, configuration if configuration != "default" else None, f"split {split}" if split else None]
-            return readable(", ".join(str(part) for part in parts if part is not None))
+        if parts := name_parts(dataset):
+            return readable(", ".join(parts))
         dataset = getattr(dataset, "dataset", None)
     return ""

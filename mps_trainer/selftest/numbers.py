@@ -35,26 +35,17 @@ TOLERANCES = {
 EXACT = Tolerance(0.0, "the same operations in the same order")
 
 
-def as_on_the_cpu(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """Compares float32 losses step by step with the CPU's; on the CPU itself with a second run, bit for bit."""
-    return _compare(lab, EXACT if lab.device.type == "cpu" else TOLERANCES["fp32"])
-
-
 def in_format(lab: Lab, name: str) -> tuple[str, dict[str, Any]]:
-    """Compares the losses in bf16 or fp16 with the CPU's in float32."""
-    if name not in ACCELERATORS[lab.device.type].precisions(lab.facts):
-        old = lab.device.type == "mps" and name == "bf16"
-        raise CheckSkipped(
-            "bfloat16 on mps came with macOS 14" if old else f"{lab.device.type} does not compute in {name}"
-        )
-    if name == "fp16" and not ACCELERATORS[lab.device.type].scales_gradients(torch.__version__):
+    """Compares the losses in a format step by step with the CPU's in float32; those of the CPU itself, bit for bit."""
+    kind = lab.device.type
+    if name not in ACCELERATORS[kind].precisions(lab.facts):
+        old = kind == "mps" and name == "bf16"
+        raise CheckSkipped("bfloat16 on mps came with macOS 14" if old else f"{kind} does not compute in {name}")
+    if name == "fp16" and not ACCELERATORS[kind].scales_gradients(torch.__version__):
         raise CheckSkipped("the gradient scaler for mps came with torch 2.8")
-    return _compare(lab, TOLERANCES[name], **{name: True})
-
-
-def _compare(lab: Lab, tolerance: Tolerance, **settings: Any) -> tuple[str, dict[str, Any]]:
-    expected = lab.cpu_losses
-    return judge(expected, losses(lab.train(lab.device.type, **settings)), tolerance)
+    tolerance = EXACT if (name, kind) == ("fp32", "cpu") else TOLERANCES[name]
+    settings: dict[str, Any] = {} if name == "fp32" else {name: True}
+    return judge(lab.cpu_losses, losses(lab.train(kind, **settings)), tolerance)
 
 
 def judge(expected: list[float], found: list[float], tolerance: Tolerance) -> tuple[str, dict[str, Any]]:

@@ -131,7 +131,7 @@ def count_kernels(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor], d
             step(compiled)
             ended = True
         except Exception as error:  # gradients are compiled when they are first asked for
-            compiler.failed(phase, error)
+            compiler.failures.append(f"{phase}: {reason_of(error)}")
         counters = torch._dynamo.utils.counters
         graphs = counters["stats"]["unique_graphs"]
         breaks = tuple(reason.strip().splitlines()[0] for reason in counters["graph_break"])
@@ -155,19 +155,15 @@ class _Compiler:
         try:
             return compile_fx(graph, inputs)
         except Exception as error:
-            self.failed("forward", error)
+            self.failures.append(f"forward: {reason_of(error)}")
             return graph.forward
-
-    def failed(self, phase: str, error: Exception) -> None:
-        self.failures.append(f"{phase}: {reason_of(error)}")
 
     @contextlib.contextmanager
     def stubbed(self) -> Iterator[None]:
         """Lets Inductor compile for an absent GPU inside, and clears its caches at the end."""
         import torch._dynamo
-        import torch._inductor.utils as utils
+        from torch._inductor.utils import fresh_cache
 
-        fresh_cache = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
         log = logging.getLogger("torch._inductor.utils")  # it would warn that the GPU is small
         level = log.level
         torch._dynamo.reset()

@@ -28,13 +28,3 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
                 return content
             content += part
     raise ValueError(f"it has more than {most_bytes:,} bytes")
-
-
-def read_text(path: str | Path, most_bytes: int, encoding: str = "utf-8") -> str:
-    """Returns the content of the file at `path` as text.
-
-    Raises:
-        OSError: as `read_bytes`.
-        ValueError: as `read_bytes`, and if it is not text in this encoding.
-    """
-    return read_bytes(path, most_bytes).decode(encoding)

@@ -251,3 +251,11 @@ def test_a_norm_without_gradients_of_other_numbers_than_its_weight_is_that_of_tr
             found = norm(rows)
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)
+
+
+def test_positions_of_inference_mode_are_not_kept_for_training():
+    model, ids = make(), torch.arange(8).reshape(1, 8)
+    with positions_made_once(model, True):
+        with torch.inference_mode():
+            model(ids)
+        model(ids).logits.sum().backward()  # torch saves no tensor of inference mode for a backward pass

@@ -45,9 +45,6 @@ class Accelerator:
     indexed: ClassVar[bool] = True  # False where a machine has one of them, without a number
     formats: ClassVar[tuple[str, ...]]  # tensors there have these, of fp32, fp16, bf16 and fp64
     visible_variable: ClassVar[str] = ""  # the environment variable that chooses among several
-    # torch's AdamW has a kernel over all parameters. It is not torch's default on mps, where AdamW goes through the
-    # parameters one by one without it (586 operators a step instead of 268 for a BERT of two layers).
-    fused_adamw: ClassVar[bool] = True
 
     @classmethod
     def name(cls) -> str:
@@ -61,8 +58,8 @@ class Accelerator:
 
     @classmethod
     def count(cls, facts: MachineFacts) -> int:
-        """Returns the number of usable devices of this kind."""
-        raise NotImplementedError
+        """Returns the number of usable devices of this kind, by default 1 or none."""
+        return 0 if cls.why_not(facts) else 1
 
     @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
@@ -77,7 +74,7 @@ class Accelerator:
     @classmethod
     def divides_gradients(cls, torch_version: str) -> bool:
         """Returns True if fused AdamW uses `grad_scale` and `found_inf`; otherwise a scaler has to look itself."""
-        return cls.fused_adamw
+        return True
 
     @classmethod
     def precision_advice(cls, cpu_bfloat16: bool | None) -> str | None:

@@ -35,10 +35,6 @@ class CPUAccelerator(Accelerator):
         return torch_missing(facts) if facts.torch_version is None else None
 
     @classmethod
-    def count(cls, facts: MachineFacts) -> int:
-        return 1
-
-    @classmethod
     def precision_advice(cls, cpu_bfloat16: bool | None) -> str | None:
         if cpu_bfloat16 is None:
             return None

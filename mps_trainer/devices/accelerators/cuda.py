@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...utils.text import counted
 from ..facts import MachineFacts
 from .base import Obstacle
 from .gpu import GPUAccelerator
@@ -18,34 +19,29 @@ class CUDAAccelerator(GPUAccelerator):
     not_on_macos = Obstacle("CUDA does not exist on macOS", "train on a Linux or Windows machine with an NVIDIA GPU")
 
     @classmethod
-    def not_built(cls, facts: MachineFacts) -> Obstacle:
-        cause = f"torch {facts.torch_version} was built without CUDA"
-        if facts.nvidia_gpus:
-            return Obstacle(
-                f"{_driver(facts)}, and {cause}",
-                "install a build with CUDA, as PyPI's for Linux is: python -m pip install --force-reinstall torch",
-                True,
-                cls.kind,
-            )
-        return Obstacle(
-            cause,
-            "on a machine with an NVIDIA GPU install a CUDA build of torch (the selector on pytorch.org has the "
-            "command)",
-        )
-
-    @classmethod
     def none_found(cls, facts: MachineFacts) -> Obstacle:
+        driver = f"NVIDIA's driver lists {counted(facts.nvidia_gpus or 0, 'GPU')}"
+        if not facts.cuda_built:
+            cause = f"torch {facts.torch_version} was built without CUDA"
+            if facts.nvidia_gpus:
+                return Obstacle(
+                    f"{driver}, and {cause}",
+                    "install a build with CUDA, as PyPI's for Linux is: python -m pip install --force-reinstall torch",
+                    True,
+                    cls.kind,
+                )
+            return Obstacle(
+                cause,
+                "on a machine with an NVIDIA GPU install a CUDA build of torch (the selector on pytorch.org has the "
+                "command)",
+            )
         if (hidden := cls.hidden(facts, bool(facts.nvidia_gpus))) is not None:
             return hidden
         if facts.nvidia_gpus:
             return Obstacle(
-                f"{_driver(facts)}, and torch finds none",
+                f"{driver}, and torch finds none",
                 "see that `nvidia-smi` lists them and that the driver is new enough; a container needs --gpus all",
                 True,
                 cls.kind,
             )
         return Obstacle("torch finds no NVIDIA GPU", "check that `nvidia-smi` lists one; if not, install its driver")
-
-
-def _driver(facts: MachineFacts) -> str:
-    return f"NVIDIA's driver lists {facts.nvidia_gpus} GPU{'' if facts.nvidia_gpus == 1 else 's'}"

@@ -21,13 +21,8 @@ class GPUAccelerator(Accelerator):
     not_on_macos: ClassVar[Obstacle]
 
     @classmethod
-    def not_built(cls, facts: MachineFacts) -> Obstacle:
-        """Returns the obstacle that a torch without this kind of device is."""
-        raise NotImplementedError
-
-    @classmethod
     def none_found(cls, facts: MachineFacts) -> Obstacle:
-        """Returns the obstacle for a torch that finds no such device."""
+        """Returns the obstacle for a torch that is no build for such a device, or finds none."""
         raise NotImplementedError
 
     @classmethod
@@ -36,9 +31,8 @@ class GPUAccelerator(Accelerator):
             return cls.not_on_macos
         if facts.torch_version is None:
             return torch_missing(facts)
-        if not getattr(facts, f"{cls.kind}_built"):
-            return cls.not_built(facts)
-        return None if getattr(facts, f"{cls.kind}_count") else cls.none_found(facts)
+        is_found = getattr(facts, f"{cls.kind}_built") and getattr(facts, f"{cls.kind}_count")
+        return None if is_found else cls.none_found(facts)
 
     @classmethod
     def hidden(cls, facts: MachineFacts, there: bool = False) -> Obstacle | None:

@@ -91,10 +91,6 @@ class MPSAccelerator(Accelerator):
         return too_old or (_allocation_failed(facts) if facts.mps_available else _unavailable(facts))
 
     @classmethod
-    def count(cls, facts: MachineFacts) -> int:
-        return 0 if cls.why_not(facts) else 1
-
-    @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
         has_bfloat16 = facts.system != "Darwin" or parse_version(facts.os_version) >= (14, 0)
         return tuple(each for each in super().precisions(facts) if each != "bf16" or has_bfloat16)

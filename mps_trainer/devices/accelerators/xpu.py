@@ -18,16 +18,14 @@ class XPUAccelerator(GPUAccelerator):
     )
 
     @classmethod
-    def not_built(cls, facts: MachineFacts) -> Obstacle:
-        return Obstacle(
-            f"torch {facts.torch_version} was built without XPU",
-            "install the XPU build: python -m pip install torch --index-url https://download.pytorch.org/whl/xpu"
-            if facts.intel_gpus
-            else "train on a machine with an Intel Arc or Max GPU, with torch's XPU build",
-        )
-
-    @classmethod
     def none_found(cls, facts: MachineFacts) -> Obstacle:
+        if not facts.xpu_built:
+            return Obstacle(
+                f"torch {facts.torch_version} was built without XPU",
+                "install the XPU build: python -m pip install torch --index-url https://download.pytorch.org/whl/xpu"
+                if facts.intel_gpus
+                else "train on a machine with an Intel Arc or Max GPU, with torch's XPU build",
+            )
         # an XPU build was chosen on purpose, so doctor tells of it
         remedy = "check that `sycl-ls` lists an Intel GPU; if not, install its driver"
         return cls.hidden(facts) or Obstacle("torch finds no Intel GPU", remedy, name=cls.kind)

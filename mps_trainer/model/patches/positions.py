@@ -69,7 +69,9 @@ class _Positions:
         tokens = kwargs.get("input_ids")
         tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
         given = kwargs.get("position_ids") is not None or has_cache(kwargs)
-        if args or given or type(tokens) is not torch.Tensor or _is_elsewhere():
+        if args or given or type(tokens) is not torch.Tensor:
+            return None
+        if torch.is_inference_mode_enabled() or is_transformed():  # what is made here could not be used again
             return None
         length, device = tokens.shape[1], tokens.device
         made = _kept(self._kept, (device, length), lambda: torch.arange(length, device=device).unsqueeze(0))
@@ -87,7 +89,7 @@ def _keeping(plain: Callable, positions: _Positions) -> Callable:
 
     @functools.wraps(plain)
     def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not positions.has(position_ids) or _is_elsewhere():
+        if not positions.has(position_ids) or torch.is_inference_mode_enabled() or is_transformed():
             return plain(self, x, position_ids, *args, **kwargs)
         key = x.device, x.dtype, position_ids.shape, args, tuple(kwargs.items())
         return _kept(tables, key, lambda: plain(self, x, position_ids, *args, **kwargs))
@@ -101,11 +103,6 @@ def _kept(values: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
             values.clear()
         values[key] = make()
     return values[key]
-
-
-def _is_elsewhere() -> bool:
-    """Returns True where what is made could not be used again."""
-    return torch.is_inference_mode_enabled() or is_transformed()
 
 
 def _is_static(rotary: Any) -> bool:
