@@ -218,6 +218,8 @@ def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
         @functools.wraps(forward)
         def recomputed(*args: Any, **kwargs: Any) -> Any:
             if block.training and torch.is_grad_enabled():
+                if "past_key_values" in kwargs:  # the second pass would add its keys again, as in T5's decoder
+                    kwargs["past_key_values"] = None
                 return checkpoint(forward, *args, **settings, **kwargs)
             return forward(*args, **kwargs)
 

@@ -201,7 +201,11 @@ class UpdateLoss:
 
     def counts(self, batches: list[Any]) -> list[int | None]:
         """Returns the number of items in each of `batches`, None where it is unknown."""
-        shifted = shifts_labels(base_model(self.trainer.model))
+        model = base_model(self.trainer.model)
+        # transformers gives a class whose name has no loss of its own, such as GPT2LMHeadModel, the causal one, but
+        # counts all labels of it; `items` does so, too
+        is_default = getattr(model, "loss_type", "") is None and predicts_next_token(model)
+        shifted = is_default or shifts_labels(model)
         return [count_items(batch, self.trainer.label_names, shifted) for batch in batches]
 
     def items_of_all(self, items: Any, batches: list[Any], device: torch.device) -> Any:

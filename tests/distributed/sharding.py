@@ -25,6 +25,7 @@ from tests.distributed.scenarios import (
     small_bert,
     small_gpt,
 )
+from tests.tiny import tiny
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 
@@ -96,6 +97,14 @@ def sharded_and_computed_again(folder: str) -> dict[str, Any]:
     """BERT for masked words, whose head is tied to the embeddings; activations are computed again."""
     config = {"activation_checkpointing": True, "reshard_after_forward": False}
     trainer = make(folder, config, small_bert("BertForMaskedLM", layers=2))
+    trainer.train()
+    return outcome(trainer)
+
+
+@scenario
+def sharded_with_a_cache_and_computed_again(folder: str) -> dict[str, Any]:
+    """T5, whose decoder makes a cache in training."""
+    trainer = make(folder, {"activation_checkpointing": True}, tiny("T5ForConditionalGeneration"))
     trainer.train()
     return outcome(trainer)
 

@@ -18,6 +18,7 @@ ALIKE = [
     "sharded_tokens",
     "sharded_without_a_label_in_one_process",
     "sharded_and_computed_again",
+    "sharded_with_a_cache_and_computed_again",
     "sharded_by_size",
 ]
 

@@ -100,6 +100,12 @@ def test_a_causal_language_model_predicts_the_next_token(kind, expected):
     assert predicts_next_token(SimpleNamespace(_orig_mod=model)) is expected  # compiled
 
 
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "GPT2LMHeadModel"])  # no loss is known by the second's name
+def test_batches_of_a_causal_language_model_weigh_by_the_labels_that_it_predicts(kind):
+    batches = [{"labels": LABELLED}, {"labels": torch.tensor([[1, 2]])}]
+    assert UpdateLoss(stub(model=tiny(kind))).divisors(batches) == [1.5, 3.0]
+
+
 @pytest.mark.parametrize("config", [{}, {"config": None}, {"config": SimpleNamespace()}])
 def test_a_model_of_ones_own_shifts_labels_only_if_its_loss_is_transformers_causal_one(config):
     model = nn.Linear(1, 1)
