@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..arguments.sharding import BY_SIZE, WHOLE
 from ..errors import MisconfigurationException
+from ..model.introspection import CACHES
 from ..utils.text import first_line
 from . import Processes
 from .sharded import class_of, is_sharded
@@ -218,8 +219,8 @@ def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
         @functools.wraps(forward)
         def recomputed(*args: Any, **kwargs: Any) -> Any:
             if block.training and torch.is_grad_enabled():
-                if "past_key_values" in kwargs:  # the second pass would add its keys again, as in T5's decoder
-                    kwargs["past_key_values"] = None
+                # the second pass would add its keys again, as in T5's decoder
+                kwargs.update({name: None for name in CACHES if name in kwargs})
                 return checkpoint(forward, *args, **settings, **kwargs)
             return forward(*args, **kwargs)
 
