@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..arguments.sharding import BY_SIZE, WHOLE
 from ..errors import MisconfigurationException
-from ..model.introspection import CACHES
+from ..utils.caches import CACHES
 from ..utils.text import first_line
 from . import Processes
 from .sharded import class_of, is_sharded

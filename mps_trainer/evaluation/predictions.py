@@ -12,8 +12,8 @@ from transformers.trainer_pt_utils import nested_detach, nested_numpify
 
 from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
-from ..model.introspection import CACHES
 from ..training_args import TrainingArguments
+from ..utils.caches import CACHES
 
 _NOTHING = object()
 

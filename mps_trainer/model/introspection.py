@@ -16,8 +16,6 @@ from ..errors import MisconfigurationException
 
 logger = logging.getLogger(__name__)
 
-CACHES = ("cache", "past_key_values")  # the keys and values of earlier tokens, by their name since transformers 5.24
-
 
 def base_model(model: Any) -> Any:
     """Returns the model under PEFT's adapters and torch's replica, or `model` itself."""
@@ -37,11 +35,6 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
         return bool(model.accepts_loss_kwargs)
     parameters = inspect.signature(model.forward).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def has_cache(arguments: Mapping[str, Any]) -> bool:
-    """Returns True if the arguments of a model or layer hold the keys and values of earlier tokens."""
-    return any(arguments.get(name) is not None for name in CACHES)
 
 
 def main_input_name(model: Any) -> str:

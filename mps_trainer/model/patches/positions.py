@@ -21,7 +21,8 @@ from torch import nn
 from transformers import masking_utils
 
 from ...utils.attributes import attributes_replaced
-from ..introspection import has_cache, is_transformed
+from ...utils.caches import has_cache
+from ..introspection import is_transformed
 
 # They number their tokens so; others do by padding, or by the images among them.
 DECODERS = {

@@ -22,7 +22,8 @@ from torch.nn.modules import module as torch_module
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...utils.attributes import attributes_replaced
-from ..introspection import base_model, has_cache
+from ...utils.caches import has_cache
+from ..introspection import base_model
 
 # Classifiers whose head reads the first token, and the attribute that holds their base model.
 CLASSIFIERS = {
