@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads of several test processes that spin while they wait take minutes instead of seconds. The order of sums, which
@@ -16,13 +17,14 @@ from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simul
 
 # isort: split
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
-from mps_trainer import Trainer, TrainingArguments
+from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from tests.tiers import TierRules
 
 
@@ -130,6 +132,14 @@ def accuracy(prediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
+def refusal(work: Callable, *given, kind: type[Exception] = MisconfigurationException, **settings) -> str:
+    """Returns the line with which `work(*given, **settings)` is refused."""
+    with pytest.raises(kind) as refused:
+        work(*given, **settings)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
 @pytest.fixture
 def make_model():
     def make(dropout: float = 0.1) -> Classifier:
@@ -169,6 +179,48 @@ def make_trainer(make_args, make_model):
         return kind(args=make_args(**settings), **given)
 
     return make
+
+
+@pytest.fixture
+def trained(make_trainer):
+    """`trained(trainer, resume, **settings)` returns a Trainer, made as by `make_trainer`, that has trained."""
+
+    def train(trainer: dict | None = None, resume: object = None, **settings: object) -> Trainer:
+        made = make_trainer(trainer, **settings)
+        made.train(resume_from_checkpoint=str(resume) if isinstance(resume, Path) else resume)
+        return made
+
+    return train
+
+
+def without_times(history: list[dict]) -> list[dict]:
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(("runtime", "per_second"))}
+        for entry in history
+    ]
+
+
+@pytest.fixture
+def assert_resumes(make_trainer, trained, tmp_path):
+    """`assert_resumes(step, parts, **settings)` asserts that a run resumed at a step equals the uninterrupted one.
+
+    `parts()` returns the arguments of a Trainer. Returns the Trainer that was resumed.
+    """
+
+    def check(step: int, parts: Callable[[], dict] = dict, **settings: object) -> Trainer:
+        whole = trained(parts(), output_dir=str(tmp_path / "whole"), **settings)
+        resumed = make_trainer(parts(), output_dir=str(tmp_path / "resumed"), **settings)
+        for parameter in resumed.model.parameters():
+            nn.init.ones_(parameter)
+        torch.manual_seed(99)  # whatever happened before
+        np.random.seed(99)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert_same_weights(weights(whole.model), weights(resumed.model))
+        assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
+        assert resumed.state.global_step == whole.state.global_step > step
+        return resumed
+
+    return check
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -99,7 +99,7 @@ def is_there(path: str) -> bool:
 
 def damaged(path: str, error: Exception) -> MisconfigurationException:
     """Returns the error for a damaged file, with the reason that `error` gives."""
-    message = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
+    message = getattr(error, "strerror", None) or (error.args[0] if len(error.args) == 1 else error)
     why = ("".join(str(message).splitlines()[:1]) or type(error).__name__)[:200].rstrip(". ")
     return MisconfigurationException(f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint.")
 

@@ -55,7 +55,7 @@ def test_a_report_is_left_out_by_its_flag_and_by_a_none_that_is_written_out(flag
     assert (args.report, args.report_to) == (report, trackers)
 
 
-def test_the_command_line():
+def test_the_command_line_and_an_empty_one():
     parser = HfArgumentParser((DataFields, TrainingArguments))
     data, args = parser.parse_args_into_dataclasses(shlex.split(COMMAND_LINE))
     assert (data.task_name, data.max_length) == ("mrpc", 128)
@@ -84,9 +84,6 @@ def test_the_command_line():
         "lr_scheduler_kwargs": {"num_cycles": 2},
     }
     assert {name: getattr(args, name) for name in expected} == expected
-
-
-def test_an_empty_command_line_gives_the_defaults():
     assert parse() == TrainingArguments()
 
 
@@ -114,7 +111,7 @@ save_total_limit:
 """
 
 
-def test_a_dictionary_and_files_give_the_same_arguments(tmp_path):
+def test_a_dictionary_and_files_give_the_same_arguments_also_if_they_were_written_from_a_run(tmp_path):
     (tmp_path / "args.json").write_text(json.dumps(SETTINGS))
     (tmp_path / "args.yaml").write_text(YAML)
     parser = HfArgumentParser((DataFields, TrainingArguments))
@@ -122,9 +119,6 @@ def test_a_dictionary_and_files_give_the_same_arguments(tmp_path):
     assert parser.parse_dict(SETTINGS)[1] == expected
     assert parser.parse_json_file(str(tmp_path / "args.json"))[1] == expected
     assert parser.parse_yaml_file(str(tmp_path / "args.yaml"))[1] == expected
-
-
-def test_the_arguments_of_a_run_can_be_written_down_and_parsed_again(tmp_path):
     args = parse("--eval_strategy", "epoch", "--report_to", "tensorboard", "--gradient_checkpointing")
     (tmp_path / "args.json").write_text(args.to_json_string())
     assert HfArgumentParser(TrainingArguments).parse_json_file(str(tmp_path / "args.json"))[0] == args

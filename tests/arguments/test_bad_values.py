@@ -2,12 +2,14 @@
 
 import math
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mps_trainer import TrainingArguments
+from tests.conftest import refusal
 
 NAN, INF = math.nan, math.inf
 WORKERS = "left out unless dataloader_num_workers is above 0"
@@ -106,9 +108,9 @@ TOGETHER = [
 
 @pytest.mark.parametrize(("name", "value", "accepted"), SINGLE)
 def test_a_bad_value_is_refused_by_name(name, value, accepted):
-    with pytest.raises(ValueError, match=r"is not accepted|not understood") as refusal:
-        TrainingArguments(**{name: value})
-    message = str(refusal.value)
+    said = refusal(TrainingArguments, **{name: value})
+    assert re.search(r"is not accepted|not understood", said)
+    message = said
     assert message.startswith(f"{name}={value!r} ")
     assert accepted in message
     assert "\n" not in message
@@ -131,8 +133,7 @@ POSITIVE = [
 )
 def test_a_number_below_the_range_is_refused(name, below):
     says = rf"^{name}={below} is not accepted: it must be (at least|between) {below + 1}"
-    with pytest.raises(ValueError, match=says):
-        TrainingArguments(**{name: below})
+    assert re.search(says, refusal(TrainingArguments, **{name: below}))
 
 
 @pytest.mark.parametrize("name", ["lr_scheduler_kwargs", "fsdp_config", "accelerator_config", "run_name", "devices"])
@@ -140,16 +141,15 @@ def test_a_value_that_a_few_aliases_of_yaml_make_huge_is_refused(name):
     value = {"k": 1}
     for _ in range(40):
         value = {"k": [value, value]}
-    with pytest.raises(ValueError, match=f"{name[-8:]}=.{{1,900}} is not accepted: it must be a value of at most"):
-        TrainingArguments(**{name: value})
+    said = refusal(TrainingArguments, **{name: value})
+    assert len(said.partition(" is not accepted: it must be a value of at most")[0]) < 1000
+    assert f"{name[-8:]}=" in said
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("settings", "said"), TOGETHER)
 def test_a_bad_combination_is_refused_with_both_names(settings, said):
-    with pytest.raises(ValueError, match="=") as refusal:
-        TrainingArguments(**settings)
-    message = str(refusal.value)
+    message = refusal(TrainingArguments, **settings)
     assert [piece for piece in said if piece not in message] == []
     assert "\n" not in message
 
@@ -157,8 +157,9 @@ def test_a_bad_combination_is_refused_with_both_names(settings, said):
 @pytest.mark.parametrize("below", ["", "run", "run/seed-1"])
 def test_a_file_where_the_output_folder_should_be_is_refused(tmp_path, below):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"output_dir=.* must be a folder, .*notes\.txt is a file"):
-        TrainingArguments(output_dir=str(tmp_path / "notes.txt" / below))
+    said = refusal(TrainingArguments, output_dir=str(tmp_path / "notes.txt" / below))
+    assert "must be a folder, " in said
+    assert "notes.txt is a file" in said
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -204,8 +205,8 @@ def test_a_value_with_one_reading_is_read(name, value, becomes):
 def test_workers_are_bounded_by_the_processors(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     assert TrainingArguments(dataloader_num_workers=128).dataloader_num_workers == 128
-    with pytest.raises(ValueError, match="at most 128 here: four for each of the 32 processors"):
-        TrainingArguments(dataloader_num_workers=129)
+    said = refusal(TrainingArguments, dataloader_num_workers=129)
+    assert "at most 128 here: four for each of the 32 processors" in said
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert TrainingArguments(dataloader_num_workers=64).dataloader_num_workers == 64
 

@@ -72,14 +72,11 @@ def test_an_old_name_warns_once_and_its_copies_do_not(caught, name, value, held)
     assert future_warnings(caught) == []
 
 
-def test_a_folder_of_logs_warns_and_is_kept(caught):
-    assert TrainingArguments(logging_dir="logs").logging_dir == "logs"
-    assert "TENSORBOARD_LOGGING_DIR" in str(future_warnings(caught)[0].message)
-
-
-def test_defaults_of_old_names_do_not_warn(caught):
+def test_defaults_of_old_names_do_not_warn_and_a_folder_of_logs_does(caught):
     assert TrainingArguments(**DEFAULTS) == TrainingArguments()
     assert future_warnings(caught) == []
+    assert TrainingArguments(logging_dir="logs").logging_dir == "logs"
+    assert "TENSORBOARD_LOGGING_DIR" in str(future_warnings(caught)[0].message)
 
 
 def test_one_of_several_processes_warns(caught, monkeypatch):
@@ -96,8 +93,13 @@ def test_a_warmup_ratio_is_the_same_number_of_steps_as_ever(caught, ratio):
     assert [args.get_warmup_steps(steps) for steps in (10, 997)] == [math.ceil(steps * ratio) for steps in (10, 997)]
 
 
-def test_a_number_of_warmup_steps_goes_before_the_ratio(caught):
+def test_a_number_goes_before_a_ratio_and_an_old_name_before_the_default_of_a_subclass(caught):
     assert TrainingArguments(warmup_ratio=0.5, warmup_steps=20).warmup_steps == 20
+
+    class WithOptimizer(TrainingArguments):
+        optim: str = "sgd"
+
+    assert WithOptimizer(adafactor=True).optim == "adafactor"
 
 
 @dataclass
@@ -106,14 +108,6 @@ class Extended(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-
-
-def test_an_old_name_goes_before_the_default_of_a_subclass(caught):
-    @dataclass
-    class WithOptimizer(TrainingArguments):
-        optim: str = "sgd"
-
-    assert WithOptimizer(adafactor=True).optim == "adafactor"
 
 
 def line_after(frame) -> int:

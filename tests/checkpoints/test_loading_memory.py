@@ -47,8 +47,6 @@ def llama(dtype: torch.dtype = torch.float32, layers: int = 6) -> nn.Module:
 
 
 class Embeddings(nn.Module):
-    """A model with one weight of 160 MB."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(40_000, 1024)

@@ -23,7 +23,6 @@ def forked(work, *unused: int) -> int:
 
 
 def hold(folder, tell) -> None:
-    """Holds the lock of `folder` until the process is killed."""
     with only_run_in(str(folder)):
         tell()
         signal.pause()

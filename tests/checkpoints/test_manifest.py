@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -10,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mps_trainer.checkpoints import manifest
+from tests.conftest import refusal
 
 FILES = ["inner/vocabulary.txt", "model.safetensors", "optimizer.pt", "trainer_state.json"]
 
 
-def test_it_lists_every_file_with_size_and_checksum(make_checkpoint):
-    written = json.loads((make_checkpoint(5) / "manifest.json").read_text())
+def test_it_lists_every_file_and_allows_later_ones_that_are_regular(make_checkpoint):
+    folder = make_checkpoint(5)
+    written = json.loads((folder / "manifest.json").read_text())
     assert sorted(written["files"]) == FILES
     # sha256sum of the words in it
     digest = "6899ee404683a14e8c2a03149860df25d67d34d9cd4dae7350cbe91e4b3976be"
     assert written["files"]["inner/vocabulary.txt"] == {"size": 13, "sha256": digest}
-
-
-def test_files_that_were_added_later_are_nobodys_business(make_checkpoint):
-    folder = make_checkpoint(5)
     (folder / "notes.txt").write_text("mine")
     assert manifest.fault(str(folder)) is None
+    os.mkfifo(folder / "inner" / "pipe")
+    assert manifest.fault(str(folder)) == "inner/pipe is not a regular file"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -154,12 +155,6 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(make_checkpoint, mo
     assert refuse(OSError("it is gone")) == f"{folder} cannot be read: it is gone"
 
 
-def test_what_is_no_regular_file_is_named_and_not_read(make_checkpoint):
-    folder = make_checkpoint(5)
-    os.mkfifo(folder / "inner" / "pipe")
-    assert manifest.fault(str(folder)) == "inner/pipe is not a regular file"
-
-
 def test_a_checkpoint_that_was_found_whole_is_read_again_only_after_a_change(make_checkpoint, monkeypatch):
     folder = make_checkpoint(5)
     read, checksum = [], manifest.checksum
@@ -171,3 +166,46 @@ def test_a_checkpoint_that_was_found_whole_is_read_again_only_after_a_change(mak
     (folder / "optimizer.pt").touch()
     assert manifest.fault(str(folder)) is None
     assert len(read) == 2 * len(FILES)
+
+
+# Which files hold the weights
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.safetensors", True),
+        ("model-00001-of-00002.safetensors", True),
+        ("pytorch_model.bin", True),
+        ("model.safetensors.index.json", True),
+        ("my_model.safetensors", False),
+        ("model.safetensors.tmp", False),
+        ("adapter_model.safetensors", False),
+    ],
+)
+def test_weights_are_known_by_their_names(name, expected):
+    assert manifest.is_weights(name) is expected
+
+
+def test_safetensors_go_before_pickles_and_one_file_before_an_index(tmp_path):
+    assert manifest.weight_files(str(tmp_path)) == []
+    index = json.dumps(
+        {"weight_map": {"b": "model-2.safetensors", "a": "model-1.safetensors", "c": "model-1.safetensors"}}
+    )
+    names = ["pytorch_model.bin.index.json", "pytorch_model.bin", "model.safetensors.index.json", "model.safetensors"]
+    shards = ["model-1.safetensors", "model-2.safetensors"]
+    for name, expected in zip(names, [shards, ["pytorch_model.bin"], shards, ["model.safetensors"]], strict=True):
+        (tmp_path / name).write_text(index)
+        assert manifest.weight_files(str(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [None, [], {}, {"a": 1}, {"a": "../model.safetensors"}, {"a": "/model.safetensors"}, {"a": "model.txt"}],
+    ids=str,
+)
+def test_index_that_leads_elsewhere_is_refused(tmp_path, weight_map):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({} if weight_map is None else {"weight_map": weight_map}))
+    said = refusal(manifest.weight_files, str(tmp_path))
+    assert re.search(f"{index} is damaged and cannot be read: .*weight_map", said)

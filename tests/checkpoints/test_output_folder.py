@@ -10,6 +10,7 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import checkpoints
 from mps_trainer.checkpoints.output_folder import own_run_folder, require_shared
 from mps_trainer.distributed import Processes
+from tests.conftest import refusal
 
 WHY = "each writes its part there"
 
@@ -29,19 +30,6 @@ class Played(Processes):
         return [thing, self.theirs] if self.is_first else [self.theirs, thing]
 
 
-def test_a_process_that_does_not_see_what_the_first_one_writes_is_named(tmp_path):
-    processes = Played(theirs=True)
-    require_shared(str(tmp_path / "run"), processes, WHY)
-    assert processes.asked == [True]
-    with pytest.raises(MisconfigurationException) as refused:
-        require_shared(str(tmp_path / "run"), Played(theirs=False), WHY)
-    assert str(refused.value) == (
-        f"Process 1 does not see what process 0 writes into {tmp_path / 'run'}, and {WHY}. Give output_dir the path "
-        "of a folder that all machines share, or train on one machine."
-    )
-    assert os.listdir(tmp_path / "run") == []
-
-
 @pytest.mark.parametrize("sees", [True, False])
 def test_another_process_looks_for_what_the_first_one_wrote_and_leaves_it(tmp_path, sees):
     (tmp_path / "sign").touch()
@@ -49,15 +37,25 @@ def test_another_process_looks_for_what_the_first_one_wrote_and_leaves_it(tmp_pa
     if sees:
         require_shared(str(tmp_path), processes, WHY)
     else:
-        with pytest.raises(MisconfigurationException, match=r"^Process 1 does not see what process 0 writes"):
-            require_shared(str(tmp_path), processes, WHY)
+        assert refusal(require_shared, str(tmp_path), processes, WHY).startswith(
+            "Process 1 does not see what process 0"
+        )
     assert processes.asked == [sees]
     assert os.listdir(tmp_path) == ["sign"]
 
 
-def test_a_process_alone_writes_no_sign(tmp_path):
+def test_a_process_that_does_not_see_what_the_first_one_writes_is_named(tmp_path):
     require_shared(str(tmp_path / "run"), Processes(), WHY)
     assert os.listdir(tmp_path) == []
+    processes = Played(theirs=True)
+    require_shared(str(tmp_path / "run"), processes, WHY)
+    assert processes.asked == [True]
+    said = refusal(require_shared, str(tmp_path / "run"), Played(theirs=False), WHY)
+    assert said == (
+        f"Process 1 does not see what process 0 writes into {tmp_path / 'run'}, and {WHY}. Give output_dir the path "
+        "of a folder that all machines share, or train on one machine."
+    )
+    assert os.listdir(tmp_path / "run") == []
 
 
 def settings(tmp_path, **values):
@@ -67,16 +65,17 @@ def settings(tmp_path, **values):
 
 def test_a_second_run_is_refused_in_all_processes(tmp_path):
     with own_run_folder(str(tmp_path), settings(tmp_path), Processes()):
-        with pytest.raises(MisconfigurationException, match=f"{tmp_path}") as alone:
-            own_run_folder(str(tmp_path), settings(tmp_path), Processes()).__enter__()
-        assert "the machines share" not in str(alone.value)
+        said = refusal(own_run_folder(str(tmp_path), settings(tmp_path), Processes()).__enter__)
+        assert f"{tmp_path}" in said
+        assert "the machines share" not in said
     with own_run_folder(str(tmp_path), settings(tmp_path), Processes()):  # free again
         pass
-    with pytest.raises(MisconfigurationException) as refused:
+    said = refusal(
         own_run_folder(
             str(tmp_path), settings(tmp_path, should_save=False), Played(theirs="Another run is there.")
-        ).__enter__()
-    assert str(refused.value) == (
+        ).__enter__
+    )
+    assert said == (
         "Another run is there. If this run wrote them, the machines share the folder: leave save_on_each_node out."
     )
 

@@ -1,14 +1,16 @@
 """The files of the generators' states, of one process and of several."""
 
+import json
 import logging
 
 import numpy as np
 import pytest
 import torch
 
-from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints.loading import read_position
 from mps_trainer.checkpoints.rng import read_rng, rng_file, rng_files, rng_state, set_rng
 from mps_trainer.devices.accelerators import ACCELERATORS
+from tests.conftest import refusal
 
 
 def save(folder, **files: int) -> None:
@@ -19,7 +21,6 @@ def save(folder, **files: int) -> None:
 
 
 def seed_of(state) -> int:
-    """Returns torch's seed of a state that `save` wrote."""
     torch.set_rng_state(state["cpu"])
     return torch.initial_seed()
 
@@ -31,12 +32,9 @@ def generators_as_before():
     set_rng(before)
 
 
-def test_one_process_has_one_file_and_several_have_one_each():
+def test_one_process_has_one_file_and_several_have_one_each(tmp_path):
     assert rng_file(0, 1) == "rng_state.pth"
     assert [rng_file(rank, 3) for rank in range(3)] == ["rng_state_0.pth", "rng_state_1.pth", "rng_state_2.pth"]
-
-
-def test_the_files_are_those_of_processes_if_there_are_any(tmp_path):
     assert rng_files(str(tmp_path)) == ["rng_state.pth"]
     numbered = [f"rng_state_{rank}.pth" for rank in range(11)]
     for name in (*numbered, "rng_state.pth", "rng_state_x.pth", "rng_state_0.pth.tmp"):
@@ -71,8 +69,7 @@ def test_without_a_file_there_is_no_state_and_no_word(tmp_path, caplog):
 def test_what_is_no_file_is_refused(tmp_path, kind):
     path = tmp_path / "rng_state.pth"
     path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(MisconfigurationException, match="it is a folder, or a link that leads nowhere"):
-        read_rng(str(tmp_path))
+    assert "it is a folder, or a link that leads nowhere" in refusal(read_rng, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["python", "numpy", "cpu"])
@@ -82,15 +79,13 @@ def test_a_state_that_is_missing_or_refused_is_damage_and_sets_nothing(tmp_path,
         state[name] = value
         torch.save(state, tmp_path / "rng_state.pth")
         before = rng_state()
-        with pytest.raises(MisconfigurationException, match=r"rng_state\.pth"):
-            read_rng(str(tmp_path))
+        assert "rng_state.pth" in refusal(read_rng, str(tmp_path))
         after = rng_state()
         assert after["python"] == before["python"]
         assert torch.equal(after["cpu"], before["cpu"])
     del state[name]
     torch.save(state, tmp_path / "rng_state.pth")
-    with pytest.raises(MisconfigurationException, match=r"rng_state\.pth"):
-        read_rng(str(tmp_path))
+    assert "rng_state.pth" in refusal(read_rng, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -106,9 +101,8 @@ def test_a_state_that_is_missing_or_refused_is_damage_and_sets_nothing(tmp_path,
 def test_a_state_that_a_generator_would_fail_with_later_is_refused_now(tmp_path, change, why):
     path = tmp_path / "rng_state.pth"
     torch.save({**rng_state(), **change}, path)
-    with pytest.raises(MisconfigurationException) as refused:
-        read_rng(str(tmp_path))
-    assert f"{path} is damaged and cannot be read: a generator rejects its state: {why}." in str(refused.value)
+    said = refusal(read_rng, str(tmp_path))
+    assert f"{path} is damaged and cannot be read: a generator rejects its state: {why}." in said
 
 
 class Generators:
@@ -135,19 +129,16 @@ def found(request, monkeypatch):
     return request.param, generators
 
 
-def test_the_generator_of_each_kind_of_device_is_saved_and_restored(tmp_path, found):
+def test_the_generator_of_each_kind_of_device_is_restored_from_a_checkpoint_of_that_kind(found, tmp_path):
+    kind, generators = found
+    set_rng({name: value for name, value in rng_state().items() if name != kind})
+    assert torch.equal(generators.get_rng_state(), torch.ones(3))
     kind, generators = found
     torch.save(rng_state(), tmp_path / "rng_state.pth")
     generators.set_rng_state(torch.full((3,), 7.0))
     set_rng(read_rng(str(tmp_path)))
     assert torch.equal(generators.get_rng_state(), torch.ones(3))
     assert kind in rng_state()
-
-
-def test_a_checkpoint_of_another_kind_of_device_sets_no_generator_of_this_one(found):
-    kind, generators = found
-    set_rng({name: value for name, value in rng_state().items() if name != kind})
-    assert torch.equal(generators.get_rng_state(), torch.ones(3))
 
 
 def test_a_state_of_a_device_that_is_not_found_is_ignored():
@@ -174,3 +165,49 @@ def test_each_accelerator_gives_the_module_of_torch_where_torch_finds_a_device(m
             assert ACCELERATORS[kind].torch_module() is expected
     assert set(found_by) == {*ACCELERATORS} - {"cpu"}
     assert ACCELERATORS["cpu"].torch_module() is None
+
+
+# The position of the loop, also in a checkpoint of another number of processes, and of version 0.1
+
+
+def position(sum):
+    return {"sum": sum, "total": 6.0, "first_step": 0, "last_read_step": 4}
+
+
+@pytest.fixture(params=["now", "0.1"])
+def write(request, tmp_path):
+    """Returns a function that writes the positions of the processes into the folder that it returns."""
+
+    def write(*positions):
+        if request.param == "now":
+            (tmp_path / "loop_state.json").write_text(json.dumps({"processes": positions}))
+        for rank, each in enumerate(positions):
+            name = "rng_state.pth" if len(positions) == 1 else f"rng_state_{rank}.pth"
+            torch.save({**rng_state(), **({"loop": each} if request.param == "0.1" else {})}, tmp_path / name)
+        return str(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "expected"), [(0, 1, 2.0), (0, 2, 1.0), (1, 2, 3.0), (0, 4, 2.0), (3, 4, 2.0)]
+)
+def test_the_loss_since_the_last_log_is_the_mean_of_those_who_made_it(write, caplog, rank, size, expected):
+    assert read_position(write(position(1.0), position(3.0)), rank, size) == position(expected)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (1, 2)])
+def test_several_processes_go_on_from_the_position_of_one(write, rank, size):
+    place = {"epoch": 1, "batches": 2, "epoch_has_ended": False, "postponed": ["save"]}
+    exact = {**position(0.1), "total": float("inf"), **place}
+    assert read_position(write(exact), rank, size) == exact
+
+
+def test_a_checkpoint_of_transformers_has_no_position_and_one_of_0_1_what_a_signal_postponed(tmp_path):
+    assert read_position(str(tmp_path)) == {}
+    torch.save(rng_state(), tmp_path / "rng_state.pth")
+    assert read_position(str(tmp_path)) == {}
+    saved = {"sum": 0.0, "total": 0.0, "first_step": 0, "last_read_step": 0, "due": ["evaluate"]}
+    torch.save({**rng_state(), "loop": saved}, tmp_path / "rng_state.pth")
+    assert read_position(str(tmp_path))["postponed"] == ["evaluate"]

@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 
 import pytest
 import torch
 
-from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import files, manifest
+from mps_trainer.checkpoints import manifest
 from mps_trainer.checkpoints.folders import checkpoint_to_resume
+from tests.conftest import refusal
 
 STATE, OPTIMIZER, RNG, WEIGHTS = "trainer_state.json", "optimizer.pt", "rng_state.pth", "model.safetensors"
 LOOP = "loop_state.json"
@@ -17,10 +18,9 @@ REMOVED = object()
 
 
 @pytest.fixture
-def saved(make_trainer):
+def saved(trained):
     """A checkpoint without the manifest that would catch each change."""
-    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=2)
-    trainer.train()
+    trainer = trained(max_steps=2, save_strategy="steps", save_steps=2)
     folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
     os.remove(os.path.join(folder, manifest.NAME))
     return folder
@@ -32,11 +32,9 @@ def refused(make_trainer, saved):
 
     def refuse(trainer=None, **settings):
         before = contents(saved)
-        with pytest.raises(MisconfigurationException) as error:
-            make_trainer(trainer, max_steps=4, **settings).train(resume_from_checkpoint=saved)
-        assert "\n" not in str(error.value)
+        said = refusal(make_trainer(trainer, max_steps=4, **settings).train, resume_from_checkpoint=saved)
         assert contents(saved) == before
-        return str(error.value)
+        return said
 
     return refuse
 
@@ -194,19 +192,11 @@ def test_a_pipe_or_folder_in_place_of_the_manifest_is_refused(refused, saved):
     assert f"{manifest.NAME} is damaged" in refused()
 
 
-@pytest.mark.parametrize("text", ['{"a": 1' + "0" * 5000 + "}", "\udcff", '{"a":' * 100_000])
-def test_json_that_python_cannot_read_is_refused(tmp_path, text):
-    path = tmp_path / "state.json"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(MisconfigurationException, match="is damaged"):
-        files.read_json(str(path))
-
-
 @pytest.mark.parametrize("requested", [5, 0, ["a"], b"checkpoint-2", "", "a\0b", "x" * 5000, "\udcff"])
 def test_what_no_folder_can_be_called_is_refused(make_trainer, requested):
-    with pytest.raises(MisconfigurationException, match=r"which is not a folder|there is no such folder") as error:
-        make_trainer(max_steps=1).train(resume_from_checkpoint=requested)
-    assert "\0" not in str(error.value)
+    said = refusal(make_trainer(max_steps=1).train, resume_from_checkpoint=requested)
+    assert re.search(r"which is not a folder|there is no such folder", said)
+    assert "\0" not in said
 
 
 # The manifest

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from torch.optim import lr_scheduler
 
 from mps_trainer.checkpoints.loading import require_exported, require_usable
 from mps_trainer.optim.adamw import AdamW
+from tests.conftest import refusal
 
 OPTIMIZERS = {
     "own AdamW": AdamW,
@@ -77,11 +79,12 @@ def test_optimizer_takes_its_own_state(kind):
     require_usable(stepped(kind).state_dict(), stepped(kind))
 
 
-def test_optimizer_takes_settings_that_its_constructor_refuses_if_the_run_has_them():
+def test_what_a_run_has_set_itself_or_a_class_of_ones_own_keeps_is_taken():
     optimizer = stepped(torch.optim.SGD)
     for group in optimizer.param_groups:
         group["weight_decay"] = -0.1
     require_usable(optimizer.state_dict(), optimizer)
+    require_usable([1, 2], object())
 
 
 @pytest.mark.parametrize("kind", SCHEDULES.values(), ids=SCHEDULES)
@@ -103,8 +106,7 @@ def test_schedule_that_has_run_takes_the_state_of_one_that_has_not():
     run.step()
     assert run.T_cur > 0
     require_usable(new.state_dict(), run)
-    with pytest.raises(ZeroDivisionError):
-        require_usable({**new.state_dict(), "T_i": 0}, run)
+    refusal(require_usable, {**new.state_dict(), "T_i": 0}, run, kind=ZeroDivisionError)
 
 
 @pytest.mark.parametrize("kind", [AdamW, torch.optim.NAdam, torch.optim.Adagrad])
@@ -117,12 +119,8 @@ def test_parameter_without_dimensions_may_have_a_momentum_below_0(kind):
 
     saved = of(torch.nn.Parameter(torch.tensor(1.0)))
     require_usable(saved.state_dict(), of(torch.nn.Parameter(torch.tensor(1.0))))
-    with pytest.raises(RuntimeError, match="shape"):
-        require_usable(saved.state_dict(), of(torch.nn.Parameter(torch.ones(3))))
-
-
-def test_unknown_part_checks_its_own_state():
-    require_usable([1, 2], object())
+    other = of(torch.nn.Parameter(torch.ones(3)))
+    assert "shape" in refusal(require_usable, saved.state_dict(), other, kind=RuntimeError)
 
 
 def without(saved, name):
@@ -186,18 +184,17 @@ DAMAGE = {
 
 @pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
 def test_optimizer_refuses_a_state_that_is_not_its_own(damage, says):
-    with pytest.raises(Exception, match=says):
-        require_usable(damage(stepped(AdamW).state_dict()), stepped(AdamW))
+    saved = damage(stepped(AdamW).state_dict())
+    assert re.search(says, refusal(require_usable, saved, stepped(AdamW), kind=Exception))
 
 
 @pytest.mark.parametrize(("kind", "lacks"), [("RMSprop", "square_avg"), ("Adagrad", "sum")])
 def test_each_kind_of_optimizer_needs_its_own_values(kind, lacks):
     saved = stepped(OPTIMIZERS[kind]).state_dict()
-    state = {name: value for name, value in saved["state"][0].items() if name != lacks}
-    with pytest.raises(KeyError, match=lacks):
-        require_usable({**saved, "state": {0: state}}, stepped(OPTIMIZERS[kind]))
-    with pytest.raises(AttributeError, match="NoneType"):
-        require_usable(with_state(saved, **{lacks: None}), stepped(OPTIMIZERS[kind]))
+    damaged = with_state(saved, **{lacks: None})
+    assert "NoneType" in refusal(require_usable, damaged, stepped(OPTIMIZERS[kind]), kind=AttributeError)
+    del damaged["state"][0][lacks]
+    assert lacks in refusal(require_usable, damaged, stepped(OPTIMIZERS[kind]), kind=KeyError)
 
 
 SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 10, "_growth_tracker": 0}
@@ -214,8 +211,7 @@ def test_scaler_refuses_a_state_that_is_not_its_own(saved):
     scaler = torch.amp.GradScaler("cpu")
     require_usable(SCALER, scaler)
     require_usable(scaler.state_dict(), scaler)
-    with pytest.raises(msgspec.ValidationError):
-        require_usable(saved, scaler)
+    refusal(require_usable, saved, scaler, kind=msgspec.ValidationError)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +233,7 @@ def test_scaler_refuses_a_state_that_is_not_its_own(saved):
 def test_schedule_refuses_a_state_that_is_not_its_own(change, says):
     schedule = SCHEDULES["cosine"](stepped(torch.optim.SGD))
     schedule.step()
-    with pytest.raises(Exception, match=says):
-        require_usable(change(schedule.state_dict()), schedule)
+    assert re.search(says, refusal(require_usable, change(schedule.state_dict()), schedule, kind=Exception))
 
 
 def test_a_schedule_that_has_ended_takes_its_state_and_trying_it_changes_no_rate():
@@ -285,8 +280,6 @@ def test_a_function_of_a_schedule_may_have_defaults_in_its_class():
 
 
 class Remembers:
-    """A callback of the user's own."""
-
     def __init__(self):
         self.history, self.best = [], float("inf")
 
@@ -297,8 +290,8 @@ class Remembers:
 def test_a_callback_of_the_users_own_may_keep_what_grows():
     saved = {"args": {}, "attributes": {"history": [1, 2], "best": 0.5, "more": {"1": None}}}
     require_exported(saved, Remembers())
-    with pytest.raises(ValueError, match="state is not a value"):
-        require_exported({"attributes": {"state": 1}}, Remembers())
+    damaged = {"attributes": {"state": 1}}
+    assert "state is not a value" in refusal(require_exported, damaged, Remembers(), kind=ValueError)
 
 
 def test_a_schedule_of_several_is_looked_at_one_by_one():
@@ -310,10 +303,10 @@ def test_a_schedule_of_several_is_looked_at_one_by_one():
     saved = several().state_dict()
     require_usable(saved, several())
     first, second = saved["_schedulers"]
-    with pytest.raises(ValueError, match=r"^T_max is "):
-        require_usable({**saved, "_schedulers": [first, {**second, "T_max": "x"}]}, several())
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        require_usable({**saved, "_schedulers": [first]}, several())
+    damaged = {**saved, "_schedulers": [first, {**second, "T_max": "x"}]}
+    assert refusal(require_usable, damaged, several(), kind=ValueError).startswith("T_max is ")
+    damaged = {**saved, "_schedulers": [first]}
+    assert re.search(r"shorter|longer", refusal(require_usable, damaged, several(), kind=ValueError))
 
 
 def test_a_schedule_on_plateau_may_have_seen_nothing_yet_but_counts():
@@ -334,8 +327,7 @@ def test_a_schedule_on_plateau_may_have_seen_nothing_yet_but_counts():
 def test_values_that_a_schedules_function_cannot_compute_with_are_refused(values):
     schedule = lr_scheduler.LambdaLR(stepped(torch.optim.SGD), [Warmup(9), Warmup(9)])
     require_usable({**schedule.state_dict(), "lr_lambdas": [{"steps": 5}, None]}, schedule)
-    with pytest.raises(TypeError):
-        require_usable({**schedule.state_dict(), "lr_lambdas": values}, schedule)
+    refusal(require_usable, {**schedule.state_dict(), "lr_lambdas": values}, schedule, kind=TypeError)
 
 
 class TrainerCallbackOfOurs:
@@ -370,5 +362,4 @@ TrainerCallbackOfOurs.__module__ = "mps_trainer.callbacks"
 def test_a_known_callback_keeps_values_of_the_types_it_has(saved, says):
     callback = TrainerCallbackOfOurs()
     require_exported({"args": {"patience": 4}, "attributes": {"counter": 2, "best": 0.5, "on": False}}, callback)
-    with pytest.raises(ValueError, match=f"^{says}$"):
-        require_exported(saved, callback)
+    assert re.search(f"^{says}$", refusal(require_exported, saved, callback, kind=ValueError))

@@ -1,5 +1,7 @@
 """Batches that a model cannot look up are refused in one line, and no batch that it can."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +12,7 @@ from transformers import BertForSequenceClassification
 from mps_trainer import Trainer
 from mps_trainer.data.batch_checks import BatchCheck
 from mps_trainer.errors import InvalidBatchError
+from tests.conftest import refusal
 from tests.tiny import tiny
 
 POSITIONS = 12
@@ -127,56 +130,48 @@ def rows(count=8, length=5, label=lambda row: row % 2):
     return [{"input_ids": [3 + row] * length, "labels": label(row)} for row in range(count)]
 
 
-def refusal(make_trainer, model, data, **settings):
+def refused(make_trainer, model, data, **settings):
     trainer = make_trainer({"model": model, "train_dataset": data}, max_steps=4, **settings)
-    with pytest.raises(InvalidBatchError) as caught:
-        trainer.train()
+    said = refusal(trainer.train, kind=InvalidBatchError)
     assert trainer.state.global_step == 0
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return said
 
 
 TWO_CLASSES = "BertForSequenceClassification has 2 classes, 0 to 1. "
-TEXT, IMAGE = (
-    {"input_ids": [3] * 5, "token_type_ids": [0] * 5, "labels": 0},
-    {"pixel_values": torch.zeros(3, 4, 4), "labels": 0},
-)
-TEXTS = {"input_ids": [3] * 5, "labels": [3] * 5}
+TEXT = {"input_ids": [3] * 5, "token_type_ids": [0] * 5, "labels": 0}
+TEXTS, IMAGE = {"input_ids": [3] * 5, "labels": [3] * 5}, {"pixel_values": torch.zeros(3, 4, 4), "labels": 0}
+OUTSIDE = {
+    "class": (
+        bert,
+        TEXT,
+        {"labels": 5},
+        f"5 in column 'labels', and {TWO_CLASSES}Number the classes from 0, or load",
+    ),
+    "unlabelled": (bert, TEXT, {"labels": -1}, f"-1 in column 'labels', and {TWO_CLASSES}"),
+    "token": (bert, TEXT, {"input_ids": [3, 3, 3, 3, 77]}, "77 at position 4 in column 'input_ids', and BertFor"),
+    "type": (bert, TEXT, {"token_type_ids": [0, 0, 2, 0, 0]}, "2 at position 2 in column 'token_type_ids', and Bert"),
+    "causal": (
+        gpt2,
+        TEXTS,
+        {"labels": [3, 3, 40, 3, 3]},
+        "40 at position 2 in column 'labels', and GPT2LMHeadModel ",
+    ),
+    "seq2seq": (bart, TEXTS, {"labels": [3, 40, 3, 3, 3]}, "40 at position 1 in column 'labels', and BartForConditi"),
+    "image": (
+        vit,
+        IMAGE,
+        {"labels": 3},
+        "3 in column 'labels', and ViTForImageClassification has 3 classes, 0 to 2. ",
+    ),
+}
 
 
 @pytest.mark.every_device
-@pytest.mark.parametrize(
-    ("make", "row", "change", "says"),
-    [
-        (bert, TEXT, {"labels": 5}, f"has 5 in column 'labels', and {TWO_CLASSES}Number the classes from 0, or load "),
-        (bert, TEXT, {"labels": -1}, f"has -1 in column 'labels', and {TWO_CLASSES}"),
-        (bert, TEXT, {"input_ids": [3, 3, 3, 3, 77]}, "has 77 at position 4 in column 'input_ids', and BertFor"),
-        (
-            bert,
-            TEXT,
-            {"token_type_ids": [0, 0, 2, 0, 0]},
-            "has 2 at position 2 in column 'token_type_ids', and BertFor",
-        ),
-        (
-            gpt2,
-            TEXTS,
-            {"labels": [3, 3, 40, 3, 3]},
-            "has 40 at position 2 in column 'labels', and GPT2LMHeadModel has 40",
-        ),
-        (
-            bart,
-            TEXTS,
-            {"labels": [3, 40, 3, 3, 3]},
-            "has 40 at position 1 in column 'labels', and BartForConditionalGe",
-        ),
-        (vit, IMAGE, {"labels": 3}, "has 3 in column 'labels', and ViTForImageClassification has 3 classes, 0 to 2. "),
-    ],
-    ids=["class", "unlabelled", "token", "token type", "causal", "seq2seq", "image"],
-)
+@pytest.mark.parametrize(("make", "row", "change", "says"), OUTSIDE.values(), ids=OUTSIDE)
 def test_a_value_outside_a_table_is_named_with_row_column_and_limit(make_trainer, make, row, change, says):
     data = [{**row, **change} if number == 5 else row for number in range(8)]
-    said = refusal(make_trainer, make(), data, per_device_train_batch_size=2, gradient_accumulation_steps=4)
-    assert said.startswith(f"Row 5 of the training dataset {says}")
+    said = refused(make_trainer, make(), data, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert said.startswith(f"Row 5 of the training dataset has {says}")
     assert said.endswith("num_labels=6.") == (change.get("labels") == 5)
 
 
@@ -187,7 +182,7 @@ def test_a_text_beyond_the_positions_is_named_and_one_that_fits_is_not(make_trai
         return [{**row, "attention_mask": [1] * (length - (i != 5)) + [0] * (i != 5)} for i, row in enumerate(long)]
 
     model = make()
-    said = refusal(make_trainer, model, data(POSITIONS + 1))
+    said = refused(make_trainer, model, data(POSITIONS + 1))
     row = "Row 5 of the training" if make is not roberta else " of the training"
     assert (
         f"{row} dataset makes column 'input_ids' 13 tokens long, and {type(model).__name__} has 12 positions" in said
@@ -207,7 +202,7 @@ def test_a_text_beyond_the_positions_is_named_and_one_that_fits_is_not(make_trai
     ids=["integers", "one integer", "single label", "float", "truth values"],
 )
 def test_labels_in_a_format_that_the_loss_does_not_take_are_explained(make_trainer, config, label):
-    said = refusal(make_trainer, bert(num_labels=3, **config), rows(label=lambda row: label))
+    said = refused(make_trainer, bert(num_labels=3, **config), rows(label=lambda row: label))
     assert f" of the training dataset has {label} in column 'labels', and BertForSequenceClassification with" in said
 
 
@@ -235,7 +230,7 @@ def test_the_look_up_is_refused_before_the_device_makes_it(make_trainer):
     data = rows()
     data[3]["input_ids"] = [3, 3, 3, 3, 99]
     with Seen() as seen:
-        refusal(make_trainer, bert(), data, per_device_train_batch_size=1, gradient_accumulation_steps=8)
+        refused(make_trainer, bert(), data, per_device_train_batch_size=1, gradient_accumulation_steps=8)
     assert 0 < seen.largest < 40
 
 
@@ -245,8 +240,7 @@ def test_a_row_is_not_named_where_the_collator_joins_examples(make_trainer):
         return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([7])}
 
     trainer = make_trainer({"model": bert(), "train_dataset": rows(length=1), "data_collator": joined}, max_steps=1)
-    with pytest.raises(InvalidBatchError, match=r"^Row 0 of a batch in step 1 has 7 in column 'labels'"):
-        trainer.train()
+    assert refusal(trainer.train, kind=InvalidBatchError).startswith("Row 0 of a batch in step 1 has 7 in column")
 
 
 @pytest.mark.parametrize("run", ["evaluate", "predict"])
@@ -266,8 +260,7 @@ def test_an_evaluation_by_length_names_the_row_of_the_batch(make_trainer):
         },
     }
     trainer = make_trainer(given, train_sampling_strategy="bucket_by_length")
-    with pytest.raises(InvalidBatchError, match=r"^Row \d of a batch has 2 in column"):
-        trainer.predict(data)
+    assert re.search(r"^Row \d of a batch has 2 in column", refusal(trainer.predict, data, kind=InvalidBatchError))
 
 
 def test_labels_that_a_subclass_takes_for_something_else_are_left_alone(make_trainer):

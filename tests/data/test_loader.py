@@ -9,8 +9,6 @@ from tests.conftest import Stream
 
 
 class Counted(torch.utils.data.Dataset):
-    """Numbers, and which of them have been loaded."""
-
     def __init__(self) -> None:
         self.loaded: list[int] = []
 
@@ -23,8 +21,6 @@ class Counted(torch.utils.data.Dataset):
 
 
 class Own(DataLoader):
-    """A loader that makes something of its own of the batches."""
-
     def __iter__(self):
         return (batch + 100 for batch in super().__iter__())
 
@@ -49,20 +45,21 @@ def test_prepared_loader_keeps_what_it_was_made_with_and_says_when_its_last_batc
     assert num_examples(loader, 8) == 10
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: prepare_loader(DataLoader(Counted(), 3, shuffle=True)),
-        lambda: prepare_loader(DataLoader(Counted(), batch_sampler=BatchSampler(range(10), 3, False))),
-        lambda: prepare_loader(DataLoader(Stream(range(10)), 3)),
-        lambda: prepare_loader(DataLoader(Counted(), batch_size=None, sampler=range(10))),
-        lambda: prepare_loader(DataLoader(Counted(), batch_size=None, sampler=BatchSampler(range(10), 3, False))),
-        lambda: DataLoader(Counted(), 3),
-        lambda: DataLoader(Stream(range(10)), 3),
-        lambda: Own(Counted(), 3),
-        lambda: [torch.ones(1), torch.zeros(1), torch.ones(2)],
-    ],
-)
+NUMBERS = range(10)
+LOADERS = [
+    lambda: prepare_loader(DataLoader(Counted(), 3, shuffle=True)),
+    lambda: prepare_loader(DataLoader(Counted(), batch_sampler=BatchSampler(NUMBERS, 3, False))),
+    lambda: prepare_loader(DataLoader(Stream(NUMBERS), 3)),
+    lambda: prepare_loader(DataLoader(Counted(), batch_size=None, sampler=NUMBERS)),
+    lambda: prepare_loader(DataLoader(Counted(), batch_size=None, sampler=BatchSampler(NUMBERS, 3, False))),
+    lambda: DataLoader(Counted(), 3),
+    lambda: DataLoader(Stream(NUMBERS), 3),
+    lambda: Own(Counted(), 3),
+    lambda: [torch.ones(1), torch.zeros(1), torch.ones(2)],
+]
+
+
+@pytest.mark.parametrize("make", LOADERS)
 def test_epoch_begun_in_the_middle_has_the_rest_of_its_batches(make):
     def run(skip):
         reached = []

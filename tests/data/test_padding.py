@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, DataCollatorForTokenClassification, Data
 
 from mps_trainer.data.buckets import LengthBuckets
 from mps_trainer.data.padding import PadToBucket
+from tests.conftest import refusal
 
 EMBEDDED = Path(__file__).parents[2] / "examples" / "text-classification" / "embedded"
 BUCKETS = LengthBuckets((8, 13, 24))
@@ -68,8 +69,7 @@ def test_batch_is_the_tokenizers_own_bit_for_bit(tokenizer, examples, side):
 def test_what_the_collator_pads_to_is_kept(tokenizer, settings, length):
     collator = DataCollatorWithPadding(tokenizer, **settings)
     assert PadToBucket(collator, BUCKETS)(rows())["input_ids"].shape == (4, length)
-    with pytest.raises(ValueError, match="input_ids"):
-        PadToBucket(tokenizer, BUCKETS)([{"x": 1}])
+    assert "input_ids" in refusal(PadToBucket(tokenizer, BUCKETS), [{"x": 1}], kind=ValueError)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -88,7 +88,6 @@ def test_batch_of_another_collator_is_made_longer_on_the_side_of_the_tokenizer(t
 
 
 def stacked(batch):
-    """A collator that gives `batch`."""
     return lambda examples: {name: tensor.clone() for name, tensor in batch.items()}
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from mps_trainer.data.plan import StepPlan
+from tests.conftest import refusal
 
 
 @pytest.mark.parametrize(
@@ -27,27 +28,18 @@ def test_steps_follow_from_batches_accumulation_and_limits(
     assert (plan.updates_per_epoch, plan.max_steps, plan.epochs) == (updates, steps, begun)
 
 
-def test_position_in_an_epoch_counts_batches_not_updates():
+def test_position_in_an_epoch_counts_batches_and_progress_is_a_fraction():
     plan = StepPlan.make(10, 3, -1, 2)
     assert [plan.position_after(step) for step in (0, 1, 3, 4, 5)] == [(0, 0), (0, 3), (0, 9), (1, 0), (1, 3)]
-
-
-def test_progress_is_a_fraction_of_the_epoch():
     plan = StepPlan.make(10, 3, -1, 2)
     assert plan.progress(1, 3) == 1.3
     assert plan.progress(0, 10) == 1.0
 
 
-def test_stream_without_length_needs_a_number_of_steps():
-    with pytest.raises(ValueError, match=r"has no length.*Set max_steps"):
-        StepPlan.make(None, 1, -1, 3)
+def test_stream_without_a_number_of_steps_and_an_empty_dataset_are_refused():
+    assert re.search(r"has no length.*Set max_steps", refusal(StepPlan.make, None, 1, -1, 3, kind=ValueError))
     assert StepPlan.make(None, 2, 6, 3).progress(0, 6) == 0.5
-
-
-def test_empty_dataset_is_refused():
-    with pytest.raises(ValueError, match="nothing to train on") as refused:
-        StepPlan.make(0, 1, -1, 3)
-    assert str(refused.value) == (
+    assert refusal(StepPlan.make, 0, 1, -1, 3, kind=ValueError) == (
         "There is nothing to train on: the training dataset gives no batch. Check that it is not empty, and that "
         "dataloader_drop_last does not leave out its only batch."
     )

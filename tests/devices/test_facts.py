@@ -3,6 +3,7 @@
 import ctypes
 import json
 import platform
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -11,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
+from mps_trainer import MachineFacts, gather_facts
 from mps_trainer.devices.facts import PACKAGES, gather_all_facts, macos_version, parse_version
 from mps_trainer.devices.probes import Probes, _mlx_backends, sysctl_int, sysctl_text, unreadable_switch
 from tests import run_python
+from tests.conftest import refusal
 from tests.devices.machines import OUT_OF_MEMORY
 
 
@@ -154,14 +156,12 @@ def test_a_torch_that_cannot_be_imported_is_a_fact(import_torch, said):
      ("LOCAL_WORLD_SIZE", "x"), ("MASTER_PORT", "http")],
 )  # fmt: skip
 def test_a_malformed_variable_of_torchrun_is_named(name, value):
-    with pytest.raises(MisconfigurationException, match=rf"variable {name} is '{value}'.*unset it"):
-        gather_facts(mac_probes(), {name: value})
+    assert re.search(rf"variable {name} is '{value}'.*unset it", refusal(gather_facts, mac_probes(), {name: value}))
 
 
 @pytest.mark.parametrize(("rank", "size"), [("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")])
 def test_a_rank_outside_the_group_is_refused(rank, size):
-    with pytest.raises(MisconfigurationException, match=f"{rank} is 2 while {size} is 2"):
-        gather_facts(mac_probes(), {rank: "2", size: "2"})
+    assert f"{rank} is 2 while {size} is 2" in refusal(gather_facts, mac_probes(), {rank: "2", size: "2"})
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,6 @@ def without_the_switch(monkeypatch):
 
 
 def python(code: str, folder: Path | None = None) -> str:
-    """Returns what `code` prints in a new interpreter, in a folder."""
     result = run_python("-c", code, cwd=folder)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -272,16 +271,9 @@ def asked(name):
     return probe
 
 
-REPORT_PROBES = (
-    "sysctl_text",
-    "memory",
-    "version_of",
-    "free_bytes",
-    "names_in",
-    "cpuinfo",
-    "recommended_bytes",
-    "mlx_backends",
-)
+REPORT_PROBES = [
+    "sysctl_text", "memory", "version_of", "free_bytes", "names_in", "cpuinfo", "recommended_bytes", "mlx_backends",
+]  # fmt: skip
 
 
 def test_a_run_does_not_ask_what_only_a_report_wants():

@@ -98,7 +98,7 @@ def test_doctor_says_where_failed_commands_of_the_gpu_are_silent(torch, macos, c
     assert ("'torch>=2.15'" in printed) == is_silent
 
 
-def test_a_command_is_on_one_line():
+def test_a_command_is_on_one_line_and_each_other_device_is_explained_once():
     printed = screen(DIAGNOSED["conda for x86"].facts)
     assert "CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11" in printed
     assert "conda config --env --set subdir osx-arm64" in printed
@@ -106,9 +106,6 @@ def test_a_command_is_on_one_line():
         assert re.search(r"python -m pip install (--force-reinstall )?(-U )?\S*torch", screen(MACHINES[name]))
     launcher = "unset WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE MASTER_PORT MASTER_ADDR"
     assert launcher in screen(DIAGNOSED["torchrun on a mac"].facts)
-
-
-def test_each_other_device_is_explained_once():
     printed = " ".join(screen(MACHINES["m3_sandboxed"]).split())
     assert "not mps see 1 not cuda CUDA does not exist on macOS not xpu torch has no XPU build for macOS 1." in printed
     assert printed.count("gives this process no Metal device") == 1

@@ -83,21 +83,17 @@ def test_scaler_that_is_set_is_used(make_trainer):
 
 
 @pytest.mark.every_device
-def test_accelerator_is_made_on_request_on_trainers_device_and_sets_no_variable(make_trainer, device):
+def test_accelerator_is_made_on_request_on_trainers_device_and_sets_no_variable(trained, device):
     before = dict(os.environ)
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
+    trainer = trained(max_steps=1)
     assert "accelerator" not in vars(trainer)
     assert trainer.accelerator.device.type == torch.device(device).type
     assert dict(os.environ) == before
 
 
-def test_accelerator_has_precision_of_its_own_arguments(make_trainer):
+def test_accelerator_has_precision_of_its_own_arguments_and_leaves_them_alone(make_trainer):
     settings = [{}, {"bf16": True}, {}]
     assert [make_trainer(**each).accelerator.mixed_precision for each in settings] == ["no", "bf16", "no"]
-
-
-def test_settings_of_accelerator_leave_arguments_alone(make_trainer):
     trainer = make_trainer()
     trainer.accelerator.even_batches = False
     assert trainer.args.accelerator_config.even_batches

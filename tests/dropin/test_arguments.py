@@ -10,8 +10,9 @@ import transformers
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 import mps_trainer
-from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
+from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.arguments.fields import declarations
+from tests.conftest import refusal
 
 from .conftest import CHECKPOINTING, bert_classifier
 
@@ -64,8 +65,7 @@ def test_setter_with_bad_value_changes_nothing():
         ({"learning_rate": -1}, "learning_rate"),
         ({CHECKPOINTING: 3}, "true or false"),
     ):
-        with pytest.raises(ValueError, match=said):
-            made.set_training(batch_size=99, **settings)
+        assert re.search(said, refusal(made.set_training, batch_size=99, **settings))
     assert dataclasses.asdict(made) == before
 
 
@@ -85,9 +85,7 @@ REFUSED = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_unsupported_argument_is_refused_with_alternative(name, value):
-    with pytest.raises(MisconfigurationException, match=r"is not supported: .+\. (Leave|Use|Override) ") as caught:
-        args(**{name: value})
-    assert "\n" not in str(caught.value)
+    assert re.search(r"is not supported: .+\. (Leave|Use|Override) ", refusal(args, **{name: value}))
 
 
 def test_every_refusal_is_tried():
@@ -142,13 +140,11 @@ def test_accumulation_steps_of_accelerator_config_are_used(tmp_path):
     given = TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config=kwargs)
     assert Trainer(bert_classifier(), given).args.gradient_accumulation_steps == 3
     both = TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config=kwargs, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match="num_steps"):
-        Trainer(bert_classifier(), both)
+    assert "num_steps" in refusal(Trainer, bert_classifier(), both)
 
 
 def test_tf32_is_refused_without_ampere(tmp_path):
-    with pytest.raises(ValueError, match="tf32"):
-        Trainer(bert_classifier(), TrainingArguments(str(tmp_path), use_cpu=True, tf32=True))
+    assert "tf32" in refusal(Trainer, bert_classifier(), TrainingArguments(str(tmp_path), use_cpu=True, tf32=True))
     Trainer(bert_classifier(), TrainingArguments(str(tmp_path), use_cpu=True, tf32=False))
 
 
@@ -168,5 +164,4 @@ def test_subclass_reads_json_of_its_own_dict_field(value, tmp_path):
         return Own(str(tmp_path), use_cpu=True, report_to="none", extra=value).extra
 
     assert make(mps_trainer, value) == make(transformers, value)
-    with pytest.raises(ValueError, match="extra="):
-        make(mps_trainer, "{wrong")
+    assert "extra=" in refusal(make, mps_trainer, "{wrong")

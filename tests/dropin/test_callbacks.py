@@ -5,10 +5,9 @@ import re
 import pytest
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from mps_trainer import MisconfigurationException
 from tests import run_python
 
-from ..conftest import callback
+from ..conftest import callback, refusal
 from .conftest import sentences
 
 EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
@@ -125,9 +124,7 @@ def test_callbacks_are_added_popped_and_removed_as_in_transformers(assert_same_r
 
 @pytest.mark.parametrize("name", ["nonsense", "clearml"])
 def test_tracker_that_cannot_be_had_is_refused_in_one_line(make_trainer, name):
-    with pytest.raises(MisconfigurationException, match=rf"report_to=\['{name}'\] cannot be used: .*") as refusal:
-        make_trainer(report_to=name)
-    assert "\n" not in str(refusal.value)
+    assert f"report_to=['{name}'] cannot be used: " in refusal(make_trainer, report_to=name)
 
 
 def test_tensorboard_gets_same_scalars(assert_same_runs, monkeypatch):

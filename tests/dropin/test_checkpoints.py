@@ -13,7 +13,6 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 import mps_trainer
-from mps_trainer.errors import MisconfigurationException
 
 from .conftest import (
     CHECKPOINTING,
@@ -166,28 +165,6 @@ def test_absolute_path_of_best_checkpoint_is_kept(assert_same_runs, monkeypatch)
     assert_same_runs(run)
 
 
-def test_sharded_and_pickled_weights_are_loaded(both):
-    def run(library):
-        trainer = trained(library, max_steps=2)
-        weights = trainer.model.state_dict()
-        found = []
-        for kind in ("sharded", "pickled"):
-            copy = library.folder / kind
-            shutil.copytree(library.folder / "checkpoint-2", copy)
-            (copy / "model.safetensors").unlink()
-            (copy / "manifest.json").unlink(missing_ok=True)  # it lists model.safetensors
-            if kind == "sharded":
-                trainer.model.save_pretrained(copy, max_shard_size="10KB")
-                assert (copy / "model.safetensors.index.json").is_file()
-            else:
-                torch.save(weights, copy / "pytorch_model.bin")
-            again = trained(library, copy, max_steps=2).model.state_dict()
-            found.append(all(torch.equal(again[name], weights[name]) for name in weights))
-        return found
-
-    assert both(run) == ([True, True],) * 2
-
-
 def test_changed_arguments_are_logged_on_resume(both, caplog):
     def run(library):
         logger = logging.getLogger("transformers")
@@ -204,8 +181,6 @@ def test_changed_arguments_are_logged_on_resume(both, caplog):
 
 
 class Counter(TrainerCallback, ExportableState):
-    """Counts steps, and saves the count in checkpoints."""
-
     def __init__(self, start: int = 0):
         self.start = start
         self.steps = 0
@@ -271,19 +246,6 @@ def test_missing_checkpoint_is_error_of_transformers(assert_same_runs):
         return messages
 
     assert_same_runs(run)
-
-
-def test_pickled_weights_that_run_code_are_refused(tmp_path):
-    class Harmful:
-        def __reduce__(self):
-            return (print, ("ran",))
-
-    folder = tmp_path / "checkpoint-1"
-    folder.mkdir()
-    torch.save({"weight": Harmful()}, folder / "pytorch_model.bin")
-    TrainerState(epoch=1.0, global_step=1).save_to_json(str(folder / "trainer_state.json"))
-    with pytest.raises(MisconfigurationException, match=r"pytorch_model\.bin is refused"):
-        trained(Library(mps_trainer, tmp_path / "run"), folder, max_steps=2)
 
 
 @pytest.mark.parametrize("strategy", ["random", "batch_rebalance"])

@@ -1,5 +1,6 @@
 """Optimizers, parameter groups and learning-rate schedules of transformers' Trainer and this one, side by side."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from transformers.training_args import OptimizerNames
 
 import mps_trainer
 from mps_trainer import MisconfigurationException
-from tests.conftest import logged, on_device
+from tests.conftest import logged, on_device, refusal
 
 from .conftest import Library
 
@@ -45,7 +46,6 @@ def rows(count: int = 32) -> list[dict]:
 
 
 def make(package, folder, kind: type | None = None, **settings):
-    """Returns a Trainer of `package`."""
     defaults = {
         **{"train_dataset": rows(), "eval_dataset": rows(8), "per_device_train_batch_size": 4, "max_steps": 5},
         **{"learning_rate": 1e-2, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6},
@@ -127,7 +127,6 @@ def assert_same_groups(ours, theirs) -> None:
 
 
 def assert_same_training(ours, theirs) -> None:
-    """Trains both, and compares learning rates, losses, weights and parameter groups."""
     ours.train()
     theirs.train()
     assert logged(ours, "learning_rate") == logged(theirs, "learning_rate")
@@ -163,18 +162,18 @@ def test_layerwise_optimizer_equals_the_one_over_all_layers(name, tmp_path):
     whole.train()
     assert_same_weights(layers, whole)
     assert logged(layers, "learning_rate")[-1] < logged(layers, "learning_rate")[0] == 1e-2
-    with pytest.raises(MisconfigurationException, match="accumulation"):
-        make(mps_trainer, tmp_path, gradient_accumulation_steps=2, **optim_settings(name)).create_optimizer()
+    accumulates = make(mps_trainer, tmp_path, gradient_accumulation_steps=2, **optim_settings(name))
+    assert "accumulation" in refusal(accumulates.create_optimizer)
 
 
 def test_settings_refused_by_optimizer_are_error_of_transformers(tmp_path):
     pytest.importorskip("galore_torch", reason="GaLore's own settings are looked at after its package")
     ours, theirs = both(tmp_path, **optim_settings("galore_adafactor_layerwise"))
-    with pytest.raises(ValueError, match="relative_step") as their_error:
-        theirs.create_optimizer()
-    with pytest.raises(MisconfigurationException, match="relative_step") as error:
-        ours.create_optimizer()
-    assert str(their_error.value) in str(error.value)
+    said = refusal(theirs.create_optimizer, kind=ValueError)
+    assert "relative_step" in said
+    error = refusal(ours.create_optimizer)
+    assert "relative_step" in error
+    assert said in error
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -197,27 +196,28 @@ def test_missing_package_is_error_of_transformers(name, tmp_path, monkeypatch):
     with pytest.raises((ImportError, ValueError)) as their_error:
         theirs.create_optimizer()
     for kind in (type(their_error.value), ValueError):
-        with pytest.raises(kind, match=f"optim='{name}'.*nstall"):
-            ours.create_optimizer()
+        assert re.search(f"optim='{name}'.*nstall", refusal(ours.create_optimizer, kind=kind))
 
 
 @pytest.mark.parametrize("given", ["momentum", "momentum=", "=0.9", "a=b=c", "momentum=fast"])
 def test_invalid_optim_args_are_refused(given, tmp_path):
-    with pytest.raises(MisconfigurationException, match=rf"optim_args='{given}' cannot be"):
-        make(mps_trainer, tmp_path, optim="sgd", optim_args=given).create_optimizer()
+    trainer = make(mps_trainer, tmp_path, optim="sgd", optim_args=given)
+    assert f"optim_args='{given}' cannot be" in refusal(trainer.create_optimizer)
 
 
-def test_unknown_optim_args_are_warned_of(tmp_path, caplog):
+def test_unknown_settings_of_optimizer_and_schedule_are_warned_of(tmp_path, caplog):
     make(mps_trainer, tmp_path, optim="sgd", optim_args="momentum=0.9,beta=1").create_optimizer()
     make(mps_trainer, tmp_path, optim="adamw_torch", optim_args="fused=1").create_optimizer()
     warned = [record.message for record in caplog.records if "optim_args" in record.message]
     assert ["beta" in warned[0], "fused" in warned[1], len(warned)] == [True, True, 2]
+    trainer = make(mps_trainer, tmp_path, lr_scheduler_type="constant", lr_scheduler_kwargs={"power": 2})
+    trainer.create_optimizer_and_scheduler(10)
+    assert "lr_scheduler_kwargs" in caplog.text
 
 
 def test_galore_without_target_modules_is_refused(tmp_path):
     pytest.importorskip("galore_torch", reason="GaLore's own settings are looked at after its package")
-    with pytest.raises(MisconfigurationException, match="optim_target_modules"):
-        make(mps_trainer, tmp_path, optim="galore_adamw").create_optimizer()
+    assert "optim_target_modules" in refusal(make(mps_trainer, tmp_path, optim="galore_adamw").create_optimizer)
 
 
 @pytest.mark.parametrize(("device", "fused"), [("mps", True), ("cuda", True), ("cpu", True), ("meta", None)])
@@ -312,8 +312,7 @@ def test_conflicting_optimizers_are_refused_as_in_transformers(tmp_path):
         {"optimizers": (optimizer, None), "model_init": Net},
         {"optimizers": (None, schedule), "model_init": Net},
     ):
-        with pytest.raises(RuntimeError, match="incompatible"):
-            make(transformers, tmp_path, **given)
+        assert "incompatible" in refusal(make, transformers, tmp_path, **given, kind=RuntimeError)
         with pytest.raises(RuntimeError, match="were given") as error:
             make(mps_trainer, tmp_path, **given)
         assert isinstance(error.value, MisconfigurationException)
@@ -355,10 +354,8 @@ def test_second_train_keeps_optimizer_and_schedule_as_transformers(given, tmp_pa
 def test_optimizer_queries_answer_as_in_transformers(tmp_path):
     ours, theirs = both(tmp_path)
     for trainer in (ours, theirs):
-        with pytest.raises(ValueError, match="optimizer"):
-            trainer.get_learning_rates()
-        with pytest.raises(ValueError, match="optimizer"):
-            trainer.get_optimizer_group()
+        assert "optimizer" in refusal(trainer.get_learning_rates, kind=ValueError)
+        assert "optimizer" in refusal(trainer.get_optimizer_group, kind=ValueError)
         trainer.create_optimizer()
     assert ours.get_num_trainable_parameters() == theirs.get_num_trainable_parameters()
     assert ours.get_learning_rates() == theirs.get_learning_rates() == [1e-2, 1e-2]
@@ -435,9 +432,3 @@ def test_unknown_setting_of_schedule_is_refused(tmp_path):
     with pytest.raises(TypeError, match="min_lr") as error:
         trainer.create_optimizer_and_scheduler(10)
     assert isinstance(error.value, MisconfigurationException)
-
-
-def test_settings_for_schedule_without_any_are_warned_of(tmp_path, caplog):
-    trainer = make(mps_trainer, tmp_path, lr_scheduler_type="constant", lr_scheduler_kwargs={"power": 2})
-    trainer.create_optimizer_and_scheduler(10)
-    assert "lr_scheduler_kwargs" in caplog.text

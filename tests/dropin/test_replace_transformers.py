@@ -11,6 +11,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 
 import mps_trainer
+from tests.conftest import refusal
 
 from .conftest import bert_classifier, gpt2, texts
 
@@ -79,25 +80,11 @@ def test_undo_after_reload_restores_classes(replaced, monkeypatch, capsys, clear
     assert all(kind.__module__.startswith("transformers.") for _, kind in classes())
 
 
-def test_objects_are_instances_of_transformers_names(replaced, tmp_path):
-    class Own(transformers.Trainer):
-        pass
-
-    args = transformers.TrainingArguments(str(tmp_path), **QUIET)
-    trainer = Own(bert_classifier(), args)
-    assert isinstance(trainer, transformers.Trainer)
-    assert isinstance(trainer, mps_trainer.Trainer)
-    assert isinstance(args, transformers.TrainingArguments)
-    assert args.set_testing(batch_size=3).eval_batch_size == 3
-
-
 @pytest.mark.parametrize("library", ["trl", "sentence_transformers", "setfit"])
 def test_replacing_after_a_library_is_refused(replaced, monkeypatch, library):
     replaced.undo()
     monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
-    with pytest.raises(mps_trainer.MisconfigurationException, match=f"too late: {library} was imported") as error:
-        replaced.replace()
-    assert "\n" not in str(error.value)
+    assert f"too late: {library} was imported" in refusal(replaced.replace)
     assert transformers.Trainer is not mps_trainer.Trainer
 
 
@@ -106,12 +93,10 @@ def test_replacing_after_a_subclass_or_import_of_the_script_is_refused(replaced,
     module = types.ModuleType("some_library")
     module.Own = type("Own", (transformers.Trainer,), {"__module__": "some_library"})
     monkeypatch.setitem(sys.modules, "some_library", module)
-    with pytest.raises(mps_trainer.MisconfigurationException, match="some_library defined Own"):
-        replaced.replace()
+    assert "some_library defined Own" in refusal(replaced.replace)
     monkeypatch.delitem(sys.modules, "some_library")
     monkeypatch.setattr(sys.modules["__main__"], "Trainer", transformers.Trainer, raising=False)
-    with pytest.raises(mps_trainer.MisconfigurationException, match="this script imported Trainer"):
-        replaced.replace()
+    assert "this script imported Trainer" in refusal(replaced.replace)
 
 
 def test_accelerate_state_exists_once_there_are_arguments(replaced, tmp_path):
@@ -152,6 +137,4 @@ def test_run_with_replaced_names_has_losses_of_direct_import(replaced, tmp_path)
 
 def test_arguments_of_transformers_own_class_are_refused_in_one_line(tmp_path):
     theirs = transformers.TrainingArguments(str(tmp_path), **QUIET)
-    with pytest.raises(mps_trainer.MisconfigurationException, match="TrainingArguments from mps_trainer") as error:
-        mps_trainer.Trainer(bert_classifier(), theirs)
-    assert "\n" not in str(error.value)
+    assert "TrainingArguments from mps_trainer" in refusal(mps_trainer.Trainer, bert_classifier(), theirs)

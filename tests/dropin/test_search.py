@@ -1,9 +1,12 @@
 """Hyper-parameter searches of this package and of transformers with the same sampler."""
 
+import re
+
 import pytest
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
 
 import mps_trainer
+from tests.conftest import refusal
 
 from .conftest import Library, bert_classifier
 
@@ -48,19 +51,17 @@ def test_search_continues_after_pruned_trial(library):
 
 
 def test_search_without_model_init_is_refused(tmp_path):
-    with pytest.raises(RuntimeError, match="model_init"):
-        Library(mps_trainer, tmp_path).trainer().hyperparameter_search(backend="optuna")
-    with pytest.raises(RuntimeError, match="0 or 1 argument"):
-        make(Library(mps_trainer, tmp_path), model_init=lambda first, second: None)
+    library = Library(mps_trainer, tmp_path)
+    assert "model_init" in refusal(library.trainer().hyperparameter_search, backend="optuna", kind=RuntimeError)
+    assert "0 or 1 argument" in refusal(make, library, model_init=lambda first, second: None, kind=RuntimeError)
 
 
 @pytest.mark.parametrize("backend", [None, "optuna"])
 def test_search_without_backend_is_refused_in_one_line(tmp_path, monkeypatch, backend):
     for kind in ALL_HYPERPARAMETER_SEARCH_BACKENDS.values():
         monkeypatch.setattr(kind, "is_available", staticmethod(lambda: False))
-    with pytest.raises(mps_trainer.MisconfigurationException, match=r"pip install.*optuna") as caught:
-        make(Library(mps_trainer, tmp_path)).hyperparameter_search(backend=backend)
-    assert "\n" not in str(caught.value)
+    said = refusal(make(Library(mps_trainer, tmp_path)).hyperparameter_search, backend=backend)
+    assert re.search("pip install.*optuna", said)
 
 
 def test_unknown_field_of_search_is_ignored_with_a_warning(tmp_path, caplog):

@@ -10,6 +10,7 @@ from transformers import GenerationConfig, HfArgumentParser
 
 import mps_trainer
 from mps_trainer import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from tests.conftest import refusal
 from tests.tiny import tiny
 
 SPECIAL = {"vocab_size": 40, "eos_token_id": 1}
@@ -100,23 +101,22 @@ def test_generation_config_is_read_from_disk(assert_same_runs, tmp_path, kind):
 
 
 def test_contradictory_generation_config_is_refused_as_in_transformers(both):
+    contradictory = GenerationConfig(do_sample=False, top_p=0.9)
+
     def run(library):
         with pytest.raises(ValueError, match="Fix these issues to train your model"):
-            seq2seq(library, generation_config=GenerationConfig(do_sample=False, top_p=0.9))
+            seq2seq(library, generation_config=contradictory)
 
     both(run)
 
 
 def test_missing_generation_config_and_pad_token_are_one_line_errors(tmp_path):
     args = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, generation_config=str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="generation_config=") as caught:
-        Seq2SeqTrainer(t5(), args)
-    assert "\n" not in str(caught.value)
+    assert "generation_config=" in refusal(Seq2SeqTrainer, t5(), args)
     model = t5()
     model.config.pad_token_id = None
     trainer = Seq2SeqTrainer(model, Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True))
-    with pytest.raises(ValueError, match="Set pad_token_id"):
-        trainer._pad_tensors_to_max_len(torch.ones(1, 2, dtype=torch.long), 4)
+    assert "Set pad_token_id" in refusal(trainer._pad_tensors_to_max_len, torch.ones(1, 2, dtype=torch.long), 4)
 
 
 def test_fields_have_defaults_of_transformers_and_are_parsed():
@@ -132,8 +132,7 @@ def test_fields_have_defaults_of_transformers_and_are_parsed():
 @pytest.mark.parametrize("name", ["generation_max_length", "generation_num_beams"])
 @pytest.mark.parametrize("value", [0, -1, "many", True])
 def test_invalid_generation_length_is_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name}="):
-        Seq2SeqTrainingArguments("run", **{name: value})
+    assert f"{name}=" in refusal(Seq2SeqTrainingArguments, "run", **{name: value})
 
 
 def test_sortish_sampler_is_warned_of():

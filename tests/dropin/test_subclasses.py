@@ -11,9 +11,9 @@ from transformers import Trainer as TheirTrainer
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import metrics_format
 
-from mps_trainer import MisconfigurationException, Trainer, trainer_checks
+from mps_trainer import Trainer, trainer_checks
 
-from ..conftest import Stream, callback
+from ..conftest import Stream, callback, refusal
 from .conftest import bert_classifier, gpt2, sentences, texts
 
 HOOKS = [
@@ -196,8 +196,7 @@ def test_attributes_of_transformers_exist_before_and_during_training(both):
 @pytest.mark.parametrize("name", trainer_checks._NOT_CALLED)
 def test_override_that_would_not_be_called_is_refused(make_trainer, name):
     kind = type("Own", (Trainer,), {name: lambda self, *args, **kwargs: None})
-    with pytest.raises(MisconfigurationException, match=rf"Own overrides {name}\(\)"):
-        make_trainer({"kind": kind})
+    assert f"Own overrides {name}()" in refusal(make_trainer, {"kind": kind})
 
 
 @pytest.mark.parametrize(
@@ -335,12 +334,11 @@ def test_compute_metrics_replaced_during_evaluation_is_used(make_trainer):
     assert "eval_chosen" in trainer.evaluate()
 
 
-def test_state_may_be_set_before_super_init(make_trainer):
+def test_state_may_be_set_before_super_init(trained):
     class Early(Trainer):
         def __init__(self, *args, **kwargs):
             self.state = self.control = None
             super().__init__(*args, **kwargs)
 
-    trainer = make_trainer({"kind": Early}, max_steps=1)
-    trainer.train()
+    trainer = trained({"kind": Early}, max_steps=1)
     assert trainer.state.global_step == 1

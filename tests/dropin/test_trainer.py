@@ -19,7 +19,9 @@ from tests.conftest import assert_same_weights, weights
 
 
 @pytest.mark.parametrize("due", [False, True])
-def test_ray_gets_metrics_and_checkpoint_that_is_due_and_can_be_resumed(make_trainer, monkeypatch, tmp_path, due):
+def test_ray_gets_metrics_and_checkpoint_that_is_due_and_can_be_resumed(
+    make_trainer, trained, monkeypatch, tmp_path, due
+):
     place, reports, metrics = tmp_path / "for ray", [], {"eval_loss": 0.5}
     tune = SimpleNamespace(
         Checkpoint=SimpleNamespace(from_directory=lambda folder: shutil.copytree(folder, place)),
@@ -27,8 +29,7 @@ def test_ray_gets_metrics_and_checkpoint_that_is_due_and_can_be_resumed(make_tra
     )
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(tune=tune))
     monkeypatch.setitem(sys.modules, "ray.tune", tune)
-    trainer = make_trainer(max_steps=2)
-    trainer.train()
+    trainer = trained(max_steps=2)
     trainer.hp_search_backend = SimpleNamespace(value="ray")
     trainer.compute_objective = lambda metrics: metrics["eval_loss"] * 2
     trainer.control.should_save = due
@@ -112,9 +113,8 @@ def test_save_metrics_writes_split_and_combined_files(make_trainer):
     }
 
 
-def test_parts_of_checkpoint_load_separately(make_trainer):
-    first = make_trainer(max_steps=3, save_strategy="steps", save_steps=3)
-    first.train()
+def test_parts_of_checkpoint_load_separately(make_trainer, trained):
+    first = trained(max_steps=3, save_strategy="steps", save_steps=3)
     folder = os.path.join(first.args.output_dir, "checkpoint-3")
     again = make_trainer()
     other = nn.Module.__new__(type(again.model))

@@ -15,20 +15,18 @@ def norm_of(model):
 
 
 @pytest.mark.parametrize("event", ["on_pre_optimizer_step", "on_optimizer_step"])
-def test_a_callback_sees_them_clipped_and_nothing_else_changes(make_trainer, event):
+def test_a_callback_sees_them_clipped_and_nothing_else_changes(trained, event):
     norms = []
     watcher = callback(**{event: lambda model, **_: norms.append(norm_of(model))})
     runs = []
     for callbacks in ([], [watcher]):
-        runs.append(make_trainer({"callbacks": callbacks}, max_steps=4, max_grad_norm=CLIP))
-        runs[-1].train()
+        runs.append(trained({"callbacks": callbacks}, max_steps=4, max_grad_norm=CLIP))
     assert norms == pytest.approx([CLIP] * 4, rel=1e-4)
     torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
     assert min(logged(runs[0], "grad_norm")) > CLIP
 
 
 def test_parameters_that_the_optimizer_does_not_have_count_in_the_norm_as_in_torch(make_trainer, make_model):
-    """Their gradients are cleared, too."""
     model = make_model()
     optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
     seen = []
@@ -38,47 +36,44 @@ def test_parameters_that_the_optimizer_does_not_have_count_in_the_norm_as_in_tor
     assert seen == [None, None]
 
 
-def test_a_subclass_that_clips_itself_is_left_alone(make_trainer):
+def test_a_subclass_that_clips_itself_is_left_alone(trained):
     class Own(Trainer):
         def _clip_grad_norm(self, model):
             return torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
 
     runs = []
     for kind in (Own, Trainer):
-        runs.append(make_trainer({"kind": kind}, max_steps=3, max_grad_norm=1e-3))
-        runs[-1].train()
+        runs.append(trained({"kind": kind}, max_steps=3, max_grad_norm=1e-3))
     torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
 
 
-class Noisy(Trainer):
-    def _clip_grad_norm(self, model):
-        norm = super()._clip_grad_norm(model)
-        for parameter in model.parameters():
-            parameter.grad = parameter.grad + 0.01 * parameter.grad.sign()
-        return norm
+def test_a_subclass_that_changes_clipped_gradients_has_its_way(trained):
+    class Noisy(Trainer):
+        def _clip_grad_norm(self, model):
+            norm = super()._clip_grad_norm(model)
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad + 0.01 * parameter.grad.sign()
+            return norm
 
-
-class Looking(Trainer):
-    def _get_grad_norm(self, model, grad_norm=None):
-        self.norms = [*getattr(self, "norms", []), norm_of(model)]
-        return super()._get_grad_norm(model, grad_norm)
-
-
-def test_a_subclass_that_changes_clipped_gradients_has_its_way(make_trainer):
-    trainer = make_trainer({"kind": Noisy}, max_steps=2, max_grad_norm=CLIP)
-    seen, step = [], trainer._mt_precision.step
-    trainer._mt_precision.step = lambda optimizer: seen.append(norm_of(trainer.model)) or step(optimizer)
-    trainer.train()
+    seen = []
+    looks = callback(on_optimizer_step=lambda model, **_: seen.append(norm_of(model)))
+    trainer = trained({"kind": Noisy, "callbacks": [looks]}, max_steps=2, max_grad_norm=CLIP)
     numbers = sum(parameter.numel() for parameter in trainer.model.parameters())
     assert max(seen) <= CLIP + 0.01 * numbers**0.5  # clipped, and the noise on top
     assert min(seen) > CLIP
     assert min(logged(trainer, "grad_norm")) > 2 * max(seen)
 
 
-def test_a_subclass_that_looks_at_the_norm_sees_it_clipped(make_trainer):
-    trainer = make_trainer({"kind": Looking}, max_steps=2, max_grad_norm=CLIP)
-    trainer.train()
-    assert trainer.norms == pytest.approx([CLIP] * 2, rel=1e-4)
+def test_a_subclass_that_looks_at_the_norm_sees_it_clipped(trained):
+    norms = []
+
+    class Looking(Trainer):
+        def _get_grad_norm(self, model, grad_norm=None):
+            norms.append(norm_of(model))
+            return super()._get_grad_norm(model, grad_norm)
+
+    trained({"kind": Looking}, max_steps=2, max_grad_norm=CLIP)
+    assert norms == pytest.approx([CLIP] * 2, rel=1e-4)
 
 
 def test_a_function_in_the_place_of_the_step_sees_them_clipped(make_trainer):
@@ -92,7 +87,7 @@ def test_a_function_in_the_place_of_the_step_sees_them_clipped(make_trainer):
     assert norms == pytest.approx([CLIP] * 2, rel=1e-4)
 
 
-def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(make_trainer, make_model):
+def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(trained, make_model):
     seen = []
 
     thaws = callback(
@@ -104,8 +99,7 @@ def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(make_train
         model = make_model()
         model.hidden.requires_grad_(False)
         settings = {"max_steps": 3, "max_grad_norm": CLIP, "logging_steps": 1, "optim": optim}
-        runs.append(make_trainer({"model": model, "callbacks": [thaws]}, **settings))
-        runs[-1].train()
+        runs.append(trained({"model": model, "callbacks": [thaws]}, **settings))
     assert seen == [None] * 6
     assert logged(runs[0], "grad_norm") == pytest.approx(logged(runs[1], "grad_norm"), rel=1e-5)
     torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))

@@ -21,9 +21,11 @@ from mps_trainer.loop.loss import (
 )
 from mps_trainer.loop.run import TrainingRun
 from mps_trainer.utils.overrides import Overrides
+from tests.conftest import refusal
 from tests.tiny import tiny
 
 LOSS = torch.tensor(0.5)
+ONE, TWO = Processes(0, 1), Processes(0, 2)
 
 
 @pytest.mark.parametrize("outputs", [{"loss": LOSS, "logits": 1}, (LOSS, 1), [LOSS], LOSS])
@@ -31,25 +33,18 @@ def test_loss_is_found_under_its_name_first_or_alone(outputs):
     assert loss_of(outputs, {}) is LOSS
 
 
-def test_outputs_without_a_loss_say_what_the_model_returned_and_got():
+def test_outputs_without_a_loss_are_refused_with_what_the_model_returned_and_got():
     for outputs, returned in (
         ({"logits": 1, "states": 2}, "logits, states but no loss"),
         ({"loss": None, "logits": 1}, "logits but no loss"),
         ({}, "no loss"),
     ):
-        with pytest.raises(ValueError, match="no loss") as refused:
-            loss_of(outputs, {"x": 1, "mask": 1})
-        assert str(refused.value) == (
+        assert refusal(loss_of, outputs, {"x": 1, "mask": 1}, kind=ValueError) == (
             f"The model returned {returned}. Its inputs were: x, mask. Check that they include the labels under the "
             "name that forward() takes, or override compute_loss."
         )
-
-
-def test_first_output_that_is_no_single_number_is_refused():
     for outputs in ((torch.zeros(3, 2),), (torch.zeros(1),), (0.5,), torch.zeros(3)):
-        with pytest.raises(ValueError, match="first output is not a loss") as refused:
-            loss_of(outputs, {"x": 1, "y": 1})
-        assert str(refused.value) == (
+        assert refusal(loss_of, outputs, {"x": 1, "y": 1}, kind=ValueError) == (
             "The model's first output is not a loss, which is a tensor with one value. Return the loss first or under "
             "'loss' when labels are given (it was given x, y), or override compute_loss."
         )
@@ -130,8 +125,8 @@ def test_items_of_an_update_are_the_labels_of_all_its_batches_that_count():
     assert items_of([{"labels": [1, 2]}], shifted=False) is None
 
 
-def stub(**settings):
-    """Returns what `UpdateLoss` reads of a Trainer."""
+def loss_with(*overrides, processes=ONE, **attributes):
+    """Returns the loss of a Trainer of a class that overrides methods, with what `UpdateLoss` reads of it."""
     defaults = {
         "args": SimpleNamespace(average_tokens_across_devices=True),
         "model": nn.Linear(1, 1),
@@ -142,15 +137,12 @@ def stub(**settings):
         "loss_is_scaled_for_ga": None,
         "model_accepts_loss_kwargs": True,
         "current_gradient_accumulation_steps": 1,
-        "_mt_overrides": Overrides(),
-        "_mt_processes": Processes(0, 1),
     }
-    return SimpleNamespace(**{**defaults, **settings})
+    own = {"_mt_overrides": Overrides(overrides), "_mt_processes": processes}
+    return UpdateLoss(SimpleNamespace(**{**defaults, **own, **attributes}))
 
 
 class Takes(nn.Module):
-    """Divides by the items, if it is told to."""
-
     def __init__(self, divides: bool) -> None:
         super().__init__()
         self.divides, self.given = divides, []
@@ -177,7 +169,7 @@ class Compiled(nn.Module):
 @pytest.mark.parametrize("divides", [True, False])
 def test_the_first_batch_shows_whether_a_model_divides_by_the_items(divides, items):
     model = Takes(divides)
-    loss = UpdateLoss(stub(model=model))
+    loss = loss_with(model=model)
     assert loss.model_uses_items is None
     expected = torch.tensor([1.0 if divides else 8.0])
     for _ in range(3):
@@ -194,7 +186,7 @@ def test_a_model_that_only_looks_at_the_items_does_not_use_them():
             assert (num_items_in_batch.device, num_items_in_batch.shape) == (x.device, ())
             assert not num_items_in_batch.is_floating_point()
 
-    loss = UpdateLoss(stub())
+    loss = loss_with()
     loss.forward(Looks(), {"x": torch.ones(4)}, torch.tensor(8))
     assert loss.model_uses_items is False
 
@@ -207,7 +199,7 @@ def test_a_model_of_transformers_gets_a_plain_number_from_the_host_and_the_tenso
         given.append(num_items_in_batch),
         inner(*args, num_items_in_batch=num_items_in_batch, **kwargs),
     )[1]
-    loss, values = UpdateLoss(stub(model=model)), []
+    loss, values = loss_with(model=model), []
     tokens = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[1, 2, 3]])}
     for items in (torch.tensor(4), torch.tensor(4), 4):
         values.append(loss.forward(model, tokens, items)["loss"])
@@ -221,7 +213,7 @@ def test_a_model_of_transformers_gets_a_plain_number_from_the_host_and_the_tenso
 
 def test_the_first_batch_of_compiled_code_is_run_uncompiled():
     model = Compiled(Takes(True))
-    loss = UpdateLoss(stub(model=model))
+    loss = loss_with(model=model)
     loss.forward(model, {"x": torch.tensor([8.0])}, torch.tensor(8))
     assert (loss.model_uses_items, model.calls) == (True, 0)
     loss.forward(model, {"x": torch.tensor([8.0])}, torch.tensor([8.0]))
@@ -250,11 +242,9 @@ class Others:
 
 
 def among(others, average=True, overrides=(), **settings):
-    """Returns the loss of an update in one of several processes."""
     args = SimpleNamespace(average_tokens_across_devices=average)
-    trainer = stub(args=args, _mt_processes=others, _mt_overrides=Overrides(overrides), **settings)
-    loss = UpdateLoss(trainer)
-    vars(trainer).setdefault("_get_num_items_in_batch", lambda batches, device: loss.items(batches))
+    loss = loss_with(*overrides, processes=others, args=args, **settings)
+    vars(loss.trainer).setdefault("_get_num_items_in_batch", lambda batches, device: loss.items(batches))
     return loss
 
 
@@ -262,14 +252,11 @@ def batch(*labels: int) -> dict[str, torch.Tensor]:
     return {"labels": torch.tensor(labels)}
 
 
-def test_the_average_over_processes_is_the_mean_over_the_items_of_all():
+def test_processes_weigh_by_the_items_of_all_or_each_by_its_own_if_it_is_asked_to():
     others = Others(theirs=[0, 6, 2])  # unknown, items, batches
     found = among(others).divisors([batch(1, 1, 1), batch(1, -100)])
     assert (others.asked, others.awaited) == (1, 0)  # the answer travels while the forward pass runs
     assert [float(each) for each in found] == [10 / (3 * 2), 10 / (1 * 2)]
-
-
-def test_each_process_weighs_for_itself_and_counts_its_own_items_if_it_is_asked_to():
     others = Others()
     loss = among(others, average=False)
     assert loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
@@ -371,8 +358,6 @@ def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(
 
 
 class Counts(nn.Module):
-    """Its loss is normalised over the items that it is given."""
-
     accepts_loss_kwargs = True
 
     def __init__(self):
@@ -396,8 +381,6 @@ def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
 
 
 class OwnLoss(Trainer):
-    """Has a loss of its own, which says nothing of what it is divided by."""
-
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         return model(**inputs)["loss"]
 
@@ -445,127 +428,126 @@ def test_a_class_that_says_how_its_loss_is_normalised_is_not_warned(make_trainer
 OUTPUTS, LABELS = {"loss": torch.tensor(6.0)}, torch.tensor([1])
 
 
-class TestWithoutATrainer:
-    @pytest.mark.parametrize("accepted", [True, False])
-    @pytest.mark.parametrize("used", [None, True, False])
-    def test_a_models_loss_is_normalised_if_the_model_used_the_items(self, accepted, used):
-        loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted))
-        loss.model_uses_items, loss.divisor = used, 2
-        loss.items_for_compute_loss(8)
-        value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)
-        assert loss.may_use_items is (accepted and used is not False)
-        assert loss.scaled(value, 8) == (6 if used else 3)
-        assert loss.scaled(value, None) == 3
+def scaled(loss, labels=None, given=8, items=8):
+    """Returns a loss of 6 in an update with a divisor of 2, where compute_loss is given `given` of `items`."""
+    loss.divisor = 2
+    loss.items_for_compute_loss(8)
+    return loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, labels, given), items)
 
-    def test_a_function_of_the_users_is_normalised_if_it_is_given_the_items(self):
-        given = []
 
-        def function(outputs, labels, num_items_in_batch):
-            given.append(num_items_in_batch)
-            return outputs["loss"]
+@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("used", [None, True, False])
+def test_a_models_loss_is_normalised_if_the_model_used_the_items(accepted, used):
+    loss = loss_with(model_accepts_loss_kwargs=accepted)
+    loss.model_uses_items = used
+    assert scaled(loss) == (6 if used else 3)
+    assert loss.may_use_items is (accepted and used is not False)
+    assert scaled(loss, items=None) == 3
 
-        loss = UpdateLoss(stub(compute_loss_func=function, model_accepts_loss_kwargs=False, label_smoother="unused"))
-        loss.divisor = 2
-        assert loss.may_use_items
-        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, 8), 8) == 6
-        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, None), None) == 3
-        assert given == [8, None]
 
-    @pytest.mark.parametrize(("accepted", "normalises"), [(True, True), (False, True), (True, False)])
-    def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(self, monkeypatch, accepted, normalises):
-        # False in the first releases of transformers 5
-        monkeypatch.setattr(losses, "_SMOOTHER_NORMALISES", normalises)
-        given, both = [], accepted and normalises
+def test_a_function_of_the_users_is_normalised_if_it_is_given_the_items():
+    given = []
 
-        def smoother(outputs, labels, shift_labels, num_items_in_batch=None):
-            given.append(num_items_in_batch)
-            return outputs["loss"]
+    def function(outputs, labels, num_items_in_batch):
+        given.append(num_items_in_batch)
+        return outputs["loss"]
 
-        loss = UpdateLoss(stub(label_smoother=smoother, model_accepts_loss_kwargs=accepted))
-        loss.divisor, loss.model_uses_items = 2, False
-        assert loss.may_use_items is accepted
-        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, 8), 8) == (6 if both else 3)
-        assert given == [8 if both else None]
-        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8), 8) == 3  # the model's own loss
+    loss = loss_with(compute_loss_func=function, model_accepts_loss_kwargs=False, label_smoother="unused")
+    assert loss.may_use_items
+    assert (scaled(loss, LABELS), scaled(loss, LABELS, None, None)) == (6, 3)
+    assert given == [8, None]
 
-    @pytest.mark.filterwarnings("ignore:.*is assumed to divide")
-    @pytest.mark.parametrize("accepted", [True, False])
-    def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(self, accepted):
-        loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted, _mt_overrides=Overrides(["compute_loss"])))
-        loss.divisor, loss.accumulated, loss.model_uses_items = 2, 2, False
-        assert loss.may_use_items is accepted  # else a loss that divides by them would be divided twice
-        loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)  # in the batch before
-        loss.items_for_compute_loss(8)
-        assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
-        assert loss.scaled(OUTPUTS["loss"], None) == 3
 
-    @pytest.mark.parametrize("name", ["compute_loss_func", "label_smoother"])
-    def test_compute_loss_without_the_items_gives_the_mean_of_the_batch(self, name):
-        loss = UpdateLoss(stub(**{name: lambda outputs, labels, **_: outputs["loss"]}))
-        loss.divisor = 2
-        for given, expected in ((None, 3), (8, 6)):
-            loss.items_for_compute_loss(8)
-            value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, given)
-            assert loss.scaled(value, 8) == expected
+@pytest.mark.parametrize(("accepted", "normalises"), [(True, True), (False, True), (True, False)])
+def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(monkeypatch, accepted, normalises):
+    # False in the first releases of transformers 5
+    monkeypatch.setattr(losses, "_SMOOTHER_NORMALISES", normalises)
+    given, both = [], accepted and normalises
 
-    @pytest.mark.parametrize("name", ["compute_loss", "training_step", "get_batch_samples"])
-    def test_a_subclass_that_replaces_a_method_around_the_loss_may_use_the_items(self, name):
-        loss = UpdateLoss(stub(_mt_overrides=Overrides([name])))
-        loss.model_uses_items = False
-        assert loss.may_use_items
+    def smoother(outputs, labels, shift_labels, num_items_in_batch=None):
+        given.append(num_items_in_batch)
+        return outputs["loss"]
 
-    @pytest.mark.parametrize("declared", [True, False])
-    def test_what_a_class_declares_comes_first(self, declared):
-        loss = UpdateLoss(stub(loss_is_scaled_for_ga=declared))
-        loss.divisor, loss.model_uses_items = 2, not declared
-        value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)
-        assert loss.scaled(value, 8) == loss.scaled(value, None) == (6 if declared else 3)
+    loss = loss_with(label_smoother=smoother, model_accepts_loss_kwargs=accepted)
+    loss.model_uses_items = False
+    assert loss.may_use_items is accepted
+    assert scaled(loss, LABELS) == (6 if both else 3)
+    assert given == [8 if both else None]
+    assert scaled(loss) == 3  # the model's own loss
 
-    @pytest.mark.parametrize(
-        ("average", "trains", "given", "expected"),
-        [(True, True, 8, 12), (False, True, 8, 6), (True, False, 8, 6), (True, True, None, 6)],
-    )
-    def test_a_normalised_loss_is_a_sum_over_the_processes_whose_gradients_are_averaged(
-        self, average, trains, given, expected
-    ):
-        args = SimpleNamespace(average_tokens_across_devices=average)
-        loss = UpdateLoss(stub(args=args, _mt_processes=Processes(0, 2)))
-        loss.model_uses_items = True
-        model = loss.trainer.model.train(trains)  # an evaluation gives the items of this process
-        value = loss.loss_of(model, OUTPUTS, {}, None, given)
-        assert loss.scaled(value, given) == expected
 
-    @pytest.mark.parametrize(("declared", "expected"), [(True, 12), (False, 3)])
-    def test_a_function_may_be_declared_to_return_the_mean_in_several_processes(self, declared, expected):
-        settings = {"compute_loss_func": lambda outputs, *_, **__: outputs["loss"], "loss_is_scaled_for_ga": declared}
-        loss = UpdateLoss(stub(_mt_processes=Processes(0, 2), **settings))
-        loss.divisor = 2
-        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8), 8) == expected
+@pytest.mark.filterwarnings("ignore:.*is assumed to divide")
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(accepted):
+    loss = loss_with("compute_loss", model_accepts_loss_kwargs=accepted)
+    loss.accumulated, loss.model_uses_items = 2, False
+    assert loss.may_use_items is accepted  # else a loss that divides by them would be divided twice
+    scaled(loss)  # in the batch before
+    loss.items_for_compute_loss(8)
+    assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
+    assert loss.scaled(OUTPUTS["loss"], None) == 3
 
-    @pytest.mark.parametrize("settings", [{}, {"loss_is_scaled_for_ga": True}])
-    @pytest.mark.parametrize("uses", [True, False])
-    def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(self, uses, settings):
-        overrides = Overrides(["compute_loss"])
-        loss = UpdateLoss(stub(_mt_processes=Processes(0, 2), _mt_overrides=overrides, **settings))
-        items = loss.items_for_compute_loss(torch.tensor(8))
-        assert loss.scaled(OUTPUTS["loss"] * (items / 8 if uses else 1), 8) == 6
 
-    def test_only_the_first_batch_of_a_silent_subclass_is_watched(self):
-        loss = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))
-        items = torch.tensor(8)
-        assert loss.items_for_compute_loss(None) is None
-        assert type(loss.items_for_compute_loss(items)) is not torch.Tensor
-        assert loss.items_for_compute_loss(items) is items
-        assert type(UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"]))).items_for_compute_loss(8)) is not int
-        compiled = stub(_mt_overrides=Overrides(["compute_loss"]), model_wrapped=Compiled(nn.Linear(1, 1)))
-        assert UpdateLoss(compiled).items_for_compute_loss(items) is items  # traced code would not tell
-        silent = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))
-        silent.stop_watching()
-        assert silent.items_for_compute_loss(items) is items
-        assert silent.model_uses_items
-        for settings in ({}, {"loss_is_scaled_for_ga": True}, {"model_accepts_loss_kwargs": False}):
-            overrides = Overrides(["compute_loss"] if settings else [])
-            assert UpdateLoss(stub(_mt_overrides=overrides, **settings)).items_for_compute_loss(items) is items
+@pytest.mark.parametrize("name", ["compute_loss_func", "label_smoother"])
+def test_compute_loss_without_the_items_gives_the_mean_of_the_batch(name):
+    loss = loss_with(**{name: lambda outputs, labels, **_: outputs["loss"]})
+    assert (scaled(loss, LABELS, None), scaled(loss, LABELS)) == (3, 6)
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "training_step", "get_batch_samples"])
+def test_a_subclass_that_replaces_a_method_around_the_loss_may_use_the_items(name):
+    loss = loss_with(name)
+    loss.model_uses_items = False
+    assert loss.may_use_items
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_what_a_class_declares_comes_first(declared):
+    loss = loss_with(loss_is_scaled_for_ga=declared)
+    loss.model_uses_items = not declared
+    assert scaled(loss) == scaled(loss, items=None) == (6 if declared else 3)
+
+
+@pytest.mark.parametrize(
+    ("average", "trains", "given", "expected"),
+    [(True, True, 8, 12), (False, True, 8, 6), (True, False, 8, 6), (True, True, None, 6)],
+)
+def test_a_normalised_loss_is_a_sum_over_the_processes_whose_gradients_are_averaged(average, trains, given, expected):
+    loss = among(TWO, average)
+    loss.model_uses_items = True
+    model = loss.trainer.model.train(trains)  # an evaluation gives the items of this process
+    assert loss.scaled(loss.loss_of(model, OUTPUTS, {}, None, given), given) == expected
+
+
+@pytest.mark.parametrize(("declared", "expected"), [(True, 12), (False, 3)])
+def test_a_function_may_be_declared_to_return_the_mean_in_several_processes(declared, expected):
+    settings = {"compute_loss_func": lambda outputs, *_, **__: outputs["loss"], "loss_is_scaled_for_ga": declared}
+    assert scaled(loss_with(processes=TWO, **settings)) == expected
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss_is_scaled_for_ga": True}])
+@pytest.mark.parametrize("uses", [True, False])
+def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(uses, settings):
+    loss = loss_with("compute_loss", processes=TWO, **settings)
+    items = loss.items_for_compute_loss(torch.tensor(8))
+    assert loss.scaled(OUTPUTS["loss"] * (items / 8 if uses else 1), 8) == 6
+
+
+def test_only_the_first_batch_of_a_silent_subclass_is_watched():
+    loss, items = loss_with("compute_loss"), torch.tensor(8)
+    assert loss.items_for_compute_loss(None) is None
+    assert type(loss.items_for_compute_loss(items)) is not torch.Tensor
+    assert loss.items_for_compute_loss(items) is items
+    assert type(loss_with("compute_loss").items_for_compute_loss(8)) is not int
+    compiled = loss_with("compute_loss", model_wrapped=Compiled(nn.Linear(1, 1)))
+    assert compiled.items_for_compute_loss(items) is items  # traced code would not tell
+    silent = loss_with("compute_loss")
+    silent.stop_watching()
+    assert silent.items_for_compute_loss(items) is items
+    assert silent.model_uses_items
+    assert loss_with().items_for_compute_loss(items) is items
+    for settings in ({"loss_is_scaled_for_ga": True}, {"model_accepts_loss_kwargs": False}):
+        assert loss_with("compute_loss", **settings).items_for_compute_loss(items) is items
 
 
 def test_items_of_an_update_leave_out_those_of_another_process(make_trainer, monkeypatch, padded):

@@ -13,7 +13,7 @@ from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import NonFiniteLossError
 from mps_trainer.guards.numbers import OVERFLOWS
 from mps_trainer.simulator import SimulationCallback
-from tests.conftest import Stream, assert_same_weights, examples, logged, weights
+from tests.conftest import Stream, assert_same_weights, examples, logged, refusal, weights
 
 BAD = 17  # the row that makes the loss nan
 
@@ -28,22 +28,13 @@ def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if "What to do" in record.getMessage()]
 
 
-def rows_by_step(trainer, steps, size=8):
-    """The rows of each step, from the loader's own order."""
-    loader = trainer.get_train_dataloader()
-    found = []
-    while len(found) < steps:
-        found += [list(batch) for batch in loader.batch_sampler]
-    return found
-
-
 @pytest.fixture
 def expected(make_trainer):
     """The step in which the bad row comes first, counted from 1, and the rows of that step."""
 
     def find(**settings):
-        steps = rows_by_step(make_trainer({"train_dataset": with_bad_row()}, **settings), 5)
-        return next((i + 1, rows) for i, rows in enumerate(steps) if BAD in rows)
+        loader = make_trainer({"train_dataset": with_bad_row()}, **settings).get_train_dataloader()
+        return next((i + 1, list(batch)) for i, batch in enumerate(loader.batch_sampler) if BAD in batch)
 
     return find
 
@@ -63,9 +54,8 @@ class TestTelling:
         assert "stop_on_nan=True" in warning
 
     @pytest.mark.parametrize(("settings", "times"), [({"logging_steps": 5}, 2), ({"logging_strategy": "no"}, 1)])
-    def test_it_is_told_once_at_each_log_or_at_the_end(self, make_trainer, caplog, settings, times):
-        trainer = make_trainer({"train_dataset": with_bad_row()}, max_steps=10, **settings)
-        trainer.train()
+    def test_it_is_told_once_at_each_log_or_at_the_end(self, trained, caplog, settings, times):
+        trainer = trained({"train_dataset": with_bad_row()}, max_steps=10, **settings)
         assert len(warnings_of(caplog)) == times
         assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # which logging_nan_inf_filter saw to
 
@@ -91,20 +81,15 @@ class TestTelling:
         assert "such steps" not in warning
 
     @pytest.mark.parametrize("strategy", ["sequential", "bucket_by_length"])
-    def test_every_order_that_can_be_drawn_again_names_the_rows(self, make_trainer, caplog, strategy):
+    def test_every_order_that_can_be_drawn_again_names_the_rows(self, trained, caplog, strategy):
         rows = [{**row, "input_ids": [1] * (i % 7 + 1), "n": 1} for i, row in enumerate(with_bad_row())]
-
-        class Lengths(Trainer):
-            def training_step(self, model, inputs, num_items_in_batch=None):
-                return super().training_step(model, {k: inputs[k] for k in ("x", "labels")}, num_items_in_batch)
 
         def collate(batch):
             return {k: torch.stack([torch.as_tensor(row[k]) for row in batch]) for k in ("x", "labels")}
 
-        given = {"kind": Lengths, "train_dataset": rows, "data_collator": collate}
+        given = {"train_dataset": rows, "data_collator": collate}
         settings = {"train_sampling_strategy": strategy, "num_train_epochs": 2, "logging_steps": 3}
-        trainer = make_trainer(given, remove_unused_columns=False, **settings)
-        trainer.train()
+        trained(given, remove_unused_columns=False, **settings)
         warning = warnings_of(caplog)[0]
         named = warning.partition("rows ")[2].partition(" of the training dataset")[0]
         assert str(BAD) in named.split(", ")
@@ -117,7 +102,7 @@ class TestTelling:
         assert "The loss was nan at step 3 (" in warnings_of(caplog)[0]
         assert "batches 4 to 5 of epoch 0, counted from 0)" in warnings_of(caplog)[0]
 
-    def test_rows_are_told_in_later_epochs_and_after_a_resume(self, make_trainer, caplog):
+    def test_rows_are_told_in_later_epochs_and_after_a_resume(self, trained, tmp_path):
         settings = {"max_steps": 12, "save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 2}
         seen = {}
 
@@ -128,7 +113,7 @@ class TestTelling:
                 return batches, items
 
         rows = [{"x": torch.full((4,), float(i)), "labels": 0} for i in range(40)]
-        make_trainer({"kind": Recording, "train_dataset": rows}, **settings).train()
+        trained({"kind": Recording, "train_dataset": rows}, **settings)
         told = {}
 
         class Asking(Trainer):
@@ -136,8 +121,7 @@ class TestTelling:
                 told[self.state.global_step] = self._mt_run.history.origin(self.state.global_step).rows
                 return super().training_step(model, inputs, num_items_in_batch)
 
-        trainer = make_trainer({"kind": Asking, "train_dataset": rows}, **settings)
-        trainer.train(resume_from_checkpoint=os.path.join(trainer.args.output_dir, "checkpoint-4"))
+        trained({"kind": Asking, "train_dataset": rows}, tmp_path / "run" / "checkpoint-4", **settings)
         assert told == {step: seen[step] for step in range(4, 12)}
 
 
@@ -174,26 +158,24 @@ class TestStopping:
 
     @pytest.mark.parametrize("bad", [1, 17, 30])
     @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "num_train_epochs": 4}], ids=str)
-    def test_a_run_that_goes_on_from_there_is_the_run_without_the_fault(self, make_trainer, tmp_path, bad, settings):
+    def test_a_run_that_goes_on_from_there_is_the_run_without_the_fault(
+        self, make_trainer, trained, tmp_path, bad, settings
+    ):
         settings = {**self.SETTINGS, "max_steps": 8, **settings}
-        whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
-        whole.train()
+        whole = trained(output_dir=str(tmp_path / "whole"), **settings)
         first = make_trainer({"train_dataset": with_bad_row(bad=bad)}, output_dir=str(tmp_path / "run"), **settings)
         error = self.stopped(first)
         assert first.state.global_step == error.step - 1
         again = make_trainer({"train_dataset": with_bad_row(bad=bad)}, output_dir=str(tmp_path / "run"), **settings)
         second = self.stopped(again, resume_from_checkpoint=True)  # exactly that step again
         assert (second.step, second.rows, second.checkpoint) == (error.step, error.rows, error.checkpoint)
-        mended = make_trainer(output_dir=str(tmp_path / "run"), **settings)
-        mended.train(resume_from_checkpoint=error.checkpoint)
+        mended = trained(resume=error.checkpoint, output_dir=str(tmp_path / "run"), **settings)
         assert_same_weights(weights(whole.model), weights(mended.model))
         assert logged(whole, "loss") == logged(mended, "loss")
 
     @pytest.mark.parametrize("step", [1, 3, 6])  # 5 steps make an epoch
     def test_a_stream_resumes_in_the_epoch_in_which_it_was_stopped(self, make_trainer, tmp_path, step):
         class ByEpoch(IterableDataset):
-            """Gives other rows in each epoch; those of one step may be bad."""
-
             def __init__(self, bad=False):
                 self.bad, self.epoch = bad, 0
 
@@ -217,7 +199,7 @@ class TestStopping:
         assert_same_weights(weights(whole.model), weights(mended.model))
 
     @pytest.mark.parametrize("at", [0, 3, 5, 7])  # 5 steps make an epoch
-    def test_draws_of_dropout_and_collator_are_those_of_before_the_step(self, make_trainer, tmp_path, at):
+    def test_draws_of_dropout_and_collator_are_those_of_before_the_step(self, make_trainer, trained, tmp_path, at):
         class Failing(Trainer):
             failing = False
 
@@ -233,14 +215,12 @@ class TestStopping:
 
         settings = {**self.SETTINGS, "max_steps": 9, "eval_strategy": "epoch"}
         given = {"kind": Failing, "data_collator": noisy}
-        whole = make_trainer(given, output_dir=str(tmp_path / "whole"), **settings)
-        whole.train()
+        whole = trained(given, output_dir=str(tmp_path / "whole"), **settings)
         failing = make_trainer(given, output_dir=str(tmp_path / "run"), **settings)
         failing.failing = True
         assert self.stopped(failing).step == at + 1
         assert self.stopped(failing, resume_from_checkpoint=True).step == at + 1
-        mended = make_trainer(given, output_dir=str(tmp_path / "run"), **settings)
-        mended.train(resume_from_checkpoint=True)
+        mended = trained(given, resume=True, output_dir=str(tmp_path / "run"), **settings)
         assert_same_weights(weights(whole.model), weights(mended.model))
         assert logged(whole, "eval_loss") == logged(mended, "eval_loss")
 
@@ -258,12 +238,6 @@ class TestStopping:
         assert all(torch.isfinite(tensor).all() for tensor in weights(trainer.model).values())
         assert int(trainer.model.norm.num_batches_tracked) == error.step - 1
 
-    def test_the_same_trainer_can_train_again(self, make_trainer):
-        trainer = make_trainer({"train_dataset": with_bad_row()}, **self.SETTINGS)
-        self.stopped(trainer)
-        trainer.train_dataset = examples(40)
-        assert trainer.train().global_step == 12
-
     def test_weights_that_are_lost_already_push_out_no_checkpoint(self, make_trainer):
         class Losing(Trainer):
             def training_step(self, model, inputs, num_items_in_batch=None):
@@ -279,11 +253,10 @@ class TestStopping:
         assert find_checkpoints(trainer.args.output_dir) == [error.checkpoint]
         assert "The weights after step 4 are not finite either" in str(error)
 
-    def test_a_healthy_run_is_the_same_with_it_and_says_nothing(self, make_trainer, caplog):
+    def test_a_healthy_run_is_the_same_with_it_and_says_nothing(self, trained, caplog):
         runs = []
         for stop in (False, True):
-            runs.append(make_trainer(**{**self.SETTINGS, "stop_on_nan": stop}))
-            runs[-1].train()
+            runs.append(trained(**{**self.SETTINGS, "stop_on_nan": stop}))
         assert_same_weights(*(weights(run.model) for run in runs))
         for key in ("loss", "grad_norm"):
             assert logged(runs[0], key) == logged(runs[1], key)
@@ -291,8 +264,6 @@ class TestStopping:
 
 
 class Scaled(Trainer):
-    """Gradients that overflow in the steps that `overflowing` names."""
-
     overflowing = range(0)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -321,8 +292,7 @@ class TestWithAScaler:
     def test_a_loss_does_at_once_and_the_trainer_can_go_on(self, make_trainer):
         trainer = self.make(make_trainer, range(0))
         trainer.train_dataset = with_bad_row()
-        with pytest.raises(NonFiniteLossError, match="The loss was nan"):
-            trainer.train()
+        assert "The loss was nan" in refusal(trainer.train, kind=NonFiniteLossError)
         fresh = self.make(make_trainer, range(0))
         for run in (trainer, fresh):
             run.train_dataset = examples(40)

@@ -14,8 +14,7 @@ from transformers import TrainerCallback
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.loop.preemption import PreemptionHandler
 from mps_trainer.loop.run import TrainingRun
-from tests.checkpoints.test_resuming import without_times
-from tests.conftest import assert_same_weights, callback, logged, weights
+from tests.conftest import assert_same_weights, callback, logged, weights, without_times
 from tests.guards.test_signals import default_handlers  # noqa: F401
 
 pytestmark = pytest.mark.every_device
@@ -73,12 +72,11 @@ WHERE = {
 @pytest.mark.parametrize(
     "more", [{}, {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}], ids=["", "epochs"]
 )
-def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, tmp_path, where, more):
+def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, trained, tmp_path, where, more):
     event, number, step = where
     settings = {**SETTINGS, **more}
     listening = SignalAt(event, 0)  # who listens decides about how gradients are clipped
-    whole = make_trainer({"callbacks": [listening]}, output_dir=str(tmp_path / "whole"), **settings)
-    whole.train()
+    whole = trained({"callbacks": [listening]}, output_dir=str(tmp_path / "whole"), **settings)
     stopped, ended = interrupted(make_trainer, SignalAt(event, number), **settings)
     assert ended.code == 143
     assert find_checkpoints(stopped.args.output_dir)[-1].endswith(f"checkpoint-{stopped.state.global_step}")
@@ -92,19 +90,17 @@ def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, tmp_
     assert set(names) == {"checkpoint-4", "checkpoint-8", "checkpoint-12", f"checkpoint-{stopped.state.global_step}"}
 
 
-class Drawing:
-    """A collator that draws from the generators, as the masks of a masked language model do."""
-
-    def __call__(self, items):
-        noise = torch.rand(len(items), 4) + random.random() + np.random.rand()
-        points = torch.stack([item["x"] for item in items]) + noise
-        return {"x": points, "labels": torch.tensor([item["labels"] for item in items])}
+def drawing(items):
+    """Collates and draws from the generators, as for the masks of a masked language model."""
+    noise = torch.rand(len(items), 4) + random.random() + np.random.rand()
+    points = torch.stack([item["x"] for item in items]) + noise
+    return {"x": points, "labels": torch.tensor([item["labels"] for item in items])}
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 9, 10, 12])
 def test_a_collator_that_draws_draws_the_same_again(make_trainer, tmp_path, number):
     def make(callback, **settings):
-        return make_trainer({"callbacks": [callback], "data_collator": Drawing()}, **SETTINGS, **settings)
+        return make_trainer({"callbacks": [callback], "data_collator": drawing}, **SETTINGS, **settings)
 
     whole = make(SignalAt("on_step_end", 0), output_dir=str(tmp_path / "whole"))
     whole.train()
@@ -161,7 +157,7 @@ def test_without_save_on_signal_an_interrupt_is_pythons_own(make_trainer):
     assert find_checkpoints(trainer.args.output_dir) == []
 
 
-def test_a_second_one_stops_at_once_and_leaves_the_last_whole_checkpoint(make_trainer):
+def test_a_second_one_stops_at_once_and_leaves_the_last_whole_checkpoint(make_trainer, trained):
     class Twice(SignalAt):
         def _count(self, args, state, control, **kwargs):
             if state.global_step == 6:
@@ -170,8 +166,7 @@ def test_a_second_one_stops_at_once_and_leaves_the_last_whole_checkpoint(make_tr
 
     _, ended = interrupted(make_trainer, Twice("on_step_end", 0), **SETTINGS)
     assert str(ended) == ""
-    resumed = make_trainer(**SETTINGS)
-    resumed.train(resume_from_checkpoint=True)
+    resumed = trained(resume=True, **SETTINGS)
     assert find_checkpoints(resumed.args.output_dir)[0].endswith("checkpoint-4")
     assert resumed.state.global_step == 12
 
@@ -186,18 +181,12 @@ def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer,
 
 
 @pytest.mark.parametrize("step", [1, 7])
-def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer, tmp_path, step):
+def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(assert_resumes, step):
     def ask(state, control, **_):
         control.should_save = state.global_step == step
 
-    def make(folder):
-        parts = {"callbacks": [callback(on_step_end=ask)], "data_collator": Drawing()}
-        return make_trainer(parts, output_dir=str(tmp_path / folder), **{**SETTINGS, "save_strategy": "no"})
-
-    whole, resumed = make("whole"), make("resumed")
-    whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
-    assert_same_weights(weights(whole.model), weights(resumed.model))
+    parts = {"callbacks": [callback(on_step_end=ask)], "data_collator": drawing}
+    assert_resumes(step, lambda: parts, **{**SETTINGS, "save_strategy": "no"})
 
 
 def test_an_evaluation_before_the_first_step_is_none_for_the_schedule(make_trainer):
@@ -224,7 +213,7 @@ def test_the_way_on_has_the_words_of_a_script_that_takes_flags(make_trainer, mon
 
 
 @pytest.mark.parametrize("where", ["in an evaluation", "at the end of an epoch"])
-def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, tmp_path, where):
+def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, trained, tmp_path, where):
     is_evaluation = where == "in an evaluation"
     last = 4 if is_evaluation else 5
 
@@ -232,13 +221,11 @@ def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, t
         control.should_training_stop |= state.global_step == last
 
     ending = callback(**{"on_evaluate" if is_evaluation else "on_epoch_end": end})
-    whole = make_trainer({"callbacks": [ending]}, output_dir=str(tmp_path / "whole"), **SETTINGS)
-    whole.train()
+    whole = trained({"callbacks": [ending]}, output_dir=str(tmp_path / "whole"), **SETTINGS)
     signals = SignalAt("on_prediction_step" if is_evaluation else "on_step_end", 5)
     with pytest.raises(SystemExit):
         make_trainer({"callbacks": [signals, ending]}, **SETTINGS).train()
-    resumed = make_trainer({"callbacks": [ending]}, **SETTINGS)
-    resumed.train(resume_from_checkpoint=True)
+    resumed = trained({"callbacks": [ending]}, resume=True, **SETTINGS)
     assert resumed.state.global_step == whole.state.global_step == last
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
 

@@ -30,7 +30,6 @@ def loader(**settings):
 
 
 def run_rng(data, folder=None, saved=None) -> RunRng:
-    """Returns the random numbers of a run over `data`, resumed from `saved` if that is given."""
     rng = RunRng(SimpleNamespace(_mt_processes=Processes(), _mt_overrides=Overrides()), data)
     if saved is not None:
         torch.save(saved, folder / "rng_state.pth")

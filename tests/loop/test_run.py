@@ -12,19 +12,18 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
 from mps_trainer.loop import run as run_module
 from mps_trainer.loop.rng import RunRng
 from mps_trainer.loop.run import TrainingRun
 from mps_trainer.utils.overrides import Overrides
-from tests.conftest import Stream, assert_same_weights, callback, examples, logged, weights
+from tests.conftest import Stream, callback, examples, logged, refusal, weights
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
 
 
 def plain_loop(model, data, args):
-    """A training loop as people write it by hand."""
     no_decay = {"hidden.bias", "norm.weight", "norm.bias", "head.bias"}
     named = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(
@@ -57,10 +56,9 @@ def plain_loop(model, data, args):
     return model
 
 
-def test_training_equals_a_plain_loop_weight_for_weight(make_trainer, make_model):
+def test_training_equals_a_plain_loop_weight_for_weight(trained, make_model):
     settings = {"max_steps": 20, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 5, "seed": 7}
-    trainer = make_trainer(**settings, learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05)
-    trainer.train()
+    trainer = trained(**settings, learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05)
     expected = plain_loop(make_model(), examples(40), trainer.args)
     assert trainer.state.global_step == 20
     assert max(logged(trainer, "grad_norm")) > 0.05  # clipping had something to do
@@ -68,80 +66,15 @@ def test_training_equals_a_plain_loop_weight_for_weight(make_trainer, make_model
     torch.testing.assert_close(weights(trainer.model), weights(expected))
 
 
-def test_accumulated_batches_give_the_step_of_one_large_batch(make_trainer, make_model):
-    # 40 examples in batches of 12 end with one of 4: it has to count a third of the others
-    settings = {"num_train_epochs": 2, "learning_rate": 1e-2, "weight_decay": 0.1}
-    small = make_trainer(
-        {"model": make_model(0.0)}, per_device_train_batch_size=12, gradient_accumulation_steps=2, **settings
-    )
-    large = make_trainer({"model": make_model(0.0)}, per_device_train_batch_size=24, **settings)
-    small.train()
-    large.train()
-    assert logged(small, "loss") == pytest.approx(logged(large, "loss"), abs=1e-6)
-    torch.testing.assert_close(weights(small.model), weights(large.model), rtol=0, atol=1e-5)
-
-
-def test_labels_of_another_name_weigh_the_same(make_trainer):
-    class Target(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.line = nn.Linear(4, 1, bias=False)
-            nn.init.ones_(self.line.weight)
-
-        def forward(self, x, target):
-            return {"loss": ((self.line(x).squeeze(-1) - target) ** 2).mean()}
-
-    rows = [{"x": row["x"], "target": float(row["labels"])} for row in examples(6)]
-    found = []
-    for size, accumulation in ((6, 1), (4, 2)):
-        trainer = make_trainer(
-            {"model": Target(), "train_dataset": rows, "eval_dataset": None},
-            **{"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation},
-            **{"label_names": ["target"], "optim": "sgd", "learning_rate": 0.1, "max_steps": 1},
-        )
-        trainer.train()
-        found.append(trainer.model.line.weight.detach())
-    torch.testing.assert_close(found[0], found[1])
-
-
-def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_trainer):
-    counts = []
-
-    def loss(outputs, labels, num_items_in_batch=None):
-        counts.append(num_items_in_batch)
-        return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
-
-    own = make_trainer(
-        {"compute_loss_func": loss}, per_device_train_batch_size=12, gradient_accumulation_steps=2, num_train_epochs=1
-    )
-    own.train()
-    stock = make_trainer(per_device_train_batch_size=12, gradient_accumulation_steps=2, num_train_epochs=1)
-    stock.train()
-    assert counts == [24, 24, 16, 16]
-    assert own.evaluate()["eval_loss"] == pytest.approx(stock.evaluate()["eval_loss"], abs=1e-6)
-    assert logged(own, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-6)
-
-
 def test_empty_stream_stops_with_a_warning(make_trainer, caplog):
     assert make_trainer({"train_dataset": Stream([])}, max_steps=7).train().global_step == 0
     assert "gave no batch in epoch 0" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("trainer", "settings", "message"),
-    [
-        ({"model": None}, {}, "requires either a `model` or"),
-        ({"model_init": lambda: None, "model": nn.Linear(1, 1)}, {}, "but not both"),
-    ],
-)
-def test_trainer_without_what_it_needs_is_refused(make_trainer, trainer, settings, message):
-    with pytest.raises(MisconfigurationException, match=message):
-        make_trainer(trainer, **settings)
-
-
-def test_training_without_a_dataset_is_refused(make_trainer):
-    with pytest.raises(MisconfigurationException, match="give the Trainer a train_dataset"):
-        make_trainer({"train_dataset": None}).train()
+def test_trainer_without_what_it_needs_is_refused(make_trainer):
+    assert "requires either a `model` or" in refusal(make_trainer, {"model": None})
+    assert "but not both" in refusal(make_trainer, {"model_init": lambda: None, "model": nn.Linear(1, 1)})
+    assert "give the Trainer a train_dataset" in refusal(make_trainer({"train_dataset": None}).train)
 
 
 def test_tokenizer_is_the_deprecated_name_of_processing_class(make_trainer):
@@ -211,18 +144,12 @@ def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
 
 
 @pytest.mark.parametrize(("strategy", "stop"), [("steps", 3), ("steps", 5), ("epoch", 5), ("steps", 6)])
-def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(make_trainer, tmp_path, strategy, stop):
+def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(assert_resumes, strategy, stop):
     settings = {"max_steps": 7, "save_strategy": strategy, "save_steps": 1, "per_device_train_batch_size": 4}
-    whole = make_trainer({"train_dataset": Stream(examples(20))}, output_dir=str(tmp_path / "whole"), **settings)
-    whole.train()  # of 5 batches in an epoch
-    again = make_trainer({"train_dataset": Stream(examples(20))}, output_dir=str(tmp_path / "again"), **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{stop}"))
-    assert_same_weights(weights(again.model), weights(whole.model))
-    assert again.state.epoch == whole.state.epoch
-    assert again.state.global_step == whole.state.global_step == 7
+    assert_resumes(stop, lambda: {"train_dataset": Stream(examples(20))}, **settings)  # of 5 batches in an epoch
 
 
-def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_is_told(make_trainer):
+def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_is_told(trained):
     sums = []
 
     class Asked(Trainer):
@@ -230,8 +157,7 @@ def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_
             sums.append(float(tr_loss))
             return super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
 
-    trainer = make_trainer({"kind": Asked}, max_steps=4, logging_steps=4)
-    trainer.train()
+    trained({"kind": Asked}, max_steps=4, logging_steps=4)
     assert len(sums) >= 4
     assert 0 < sums[0] < sums[1] < sums[2]
 
@@ -262,6 +188,10 @@ def test_speed_is_that_of_the_steps_since_the_resume(make_trainer):
     assert metrics["train_samples_per_second"] == pytest.approx(20, rel=0.02)
 
 
+def batch_of(rows):
+    return {"x": torch.ones(rows, 4), "labels": torch.zeros(rows, dtype=torch.int64)}
+
+
 def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, make_model):
     seen = []
 
@@ -271,7 +201,7 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
             return super().forward(x, labels)
 
     run = TrainingRun(make_trainer({"model": Watched()}, gradient_accumulation_steps=3))
-    counted, given = [], [{"x": torch.ones(n, 4), "labels": torch.zeros(n, dtype=torch.int64)} for n in (1, 2, 3)]
+    counted, given = [], [batch_of(n) for n in (1, 2, 3)]
     run.trainer._track_num_input_tokens = lambda batch: counted.append(len(batch["x"]))
     run.zero_gradient_backward = lambda batch, items: zero.append((len(batch["x"]), items))
     for processes, expected in ((Processes(), []), (Processes(0, 2), [(3, 8)])):
@@ -286,7 +216,7 @@ def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each
     run, exchanged = TrainingRun(trainer), []
     trainer._mt_processes, trainer.model.main_input_name = Processes(0, 2), "x"
     monkeypatch.setattr(Processes, "sum", lambda self, numbers: exchanged.append(numbers) or [10 * numbers[0]])
-    batches = [{"x": torch.ones(n, 4), "labels": torch.zeros(n, dtype=torch.int64)} for n in (1, 2)]
+    batches = [batch_of(n) for n in (1, 2)]
     for update in (1, 2):
         run.accumulate(batches, None, [1.0, 1.0])
         assert (exchanged, trainer.state.num_input_tokens_seen) == ([[12]] * update, update * 120)
@@ -308,16 +238,14 @@ def test_a_substep_ends_with_each_batch_of_the_arguments_size_but_the_last(make_
     ended = []
     run = TrainingRun(make_trainer({"callbacks": [callback(on_substep_end=lambda **_: ended.append(1))]}))
     run.batches_in_one = parts  # with length buckets, a batch of the arguments' size comes in several
-    batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
-    run.accumulate([batch] * 4, None, [4.0] * 4)
+    run.accumulate([batch_of(1)] * 4, None, [4.0] * 4)
     assert len(ended) == 4 // parts - 1
 
 
 def test_processes_exchange_gradients_after_the_last_batch_of_an_update_alone(make_trainer, monkeypatch):
     withheld = []
     monkeypatch.setattr(run_module, "no_sync", lambda model, wanted: withheld.append(wanted) or nullcontext())
-    batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
-    TrainingRun(make_trainer()).accumulate([batch] * 3, None, [3.0] * 3)
+    TrainingRun(make_trainer()).accumulate([batch_of(1)] * 3, None, [3.0] * 3)
     assert withheld == [True, True, False]
 
 
@@ -339,10 +267,9 @@ def test_a_log_before_the_first_step_has_the_rate_of_the_schedule(make_trainer):
     assert trainer.state.log_history[-1]["learning_rate"] == 0.5
 
 
-def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning(make_trainer, caplog):
+def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning(make_trainer, trained, caplog):
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    first = make_trainer(**settings)
-    first.train()
+    first = trained(**settings)
     folder = os.path.join(first.args.output_dir, "checkpoint-2")
     for rank in range(2):
         shutil.copy(os.path.join(folder, "rng_state.pth"), os.path.join(folder, f"rng_state_{rank}.pth"))
@@ -359,8 +286,6 @@ def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning
 
 
 class NotesBatches(Trainer):
-    """Notes the labels of each batch, those that operations are counted for, and whether gradients are reduced."""
-
     noted = counted = synced = ()
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -374,11 +299,10 @@ class NotesBatches(Trainer):
         return 7
 
 
-def test_without_skipping_data_a_resumed_epoch_begins_again(make_trainer, tmp_path):
+def test_without_skipping_data_a_resumed_epoch_begins_again(trained, tmp_path):
     settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "train_sampling_strategy": "sequential"}
-    make_trainer(**settings).train()
-    again = make_trainer({"kind": NotesBatches}, ignore_data_skip=True, **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    trained(**settings)
+    again = trained({"kind": NotesBatches}, tmp_path / "run" / "checkpoint-2", ignore_data_skip=True, **settings)
     assert again.noted == ([row["labels"] for row in examples(40)[:8]],)
 
 

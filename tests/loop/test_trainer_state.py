@@ -1,13 +1,11 @@
 """The state of a run: at step 0, and as a checkpoint left it."""
 
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
 from transformers.trainer_callback import CallbackHandler, EarlyStoppingCallback
 
-from mps_trainer import MisconfigurationException
 from mps_trainer.callbacks.events import Events
 from mps_trainer.loop.trainer_state import init_state, load_callbacks
 
@@ -78,16 +76,6 @@ def test_a_relative_best_checkpoint_is_that_of_the_run_that_is_resumed(
         monkeypatch.chdir(working_folder)
         init_state(trainer(events, make_args()), resumed, 10)
         assert events.state.best_model_checkpoint == expected
-
-
-def test_a_state_that_a_callback_does_not_take_is_refused_by_name(events, make_args, checkpoint):
-    folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": {"args": {"early_stopping_patience": "x"}}})
-    with pytest.raises(
-        MisconfigurationException,
-        match=f"^{re.escape(folder)}/trainer_state.json is damaged and cannot be read: EarlyStoppingCallback "
-        r"cannot load its state: early_stopping_patience is 'x'\. Resume",
-    ):
-        init_state(trainer(events, make_args(), lambda: load_callbacks(events)), folder, 10)
 
 
 def test_the_state_of_a_callback_that_is_not_there_is_told(events, caplog):

@@ -67,7 +67,6 @@ def tensors(batch=2, heads=4, key_heads=2, queries=LENGTH, keys=LENGTH, size=3, 
 
 
 def plain(query, key, value, mask, scale):
-    """Returns attention that keeps all scores."""
     with sdpa_kernel(SDPBackend.MATH):
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)

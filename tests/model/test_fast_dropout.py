@@ -163,11 +163,10 @@ def test_what_it_does_not_take_is_torchs():
     assert (functional.dropout, functional.scaled_dot_product_attention) == plain
 
 
-def test_a_run_draws_as_torch_does_unless_told_otherwise(make_trainer):
+def test_a_run_draws_as_torch_does_unless_told_otherwise(trained):
     def losses(**settings):
         torch.manual_seed(0)
-        trainer = make_trainer(max_steps=4, seed=5, **settings)
-        trainer.train()
+        trainer = trained(max_steps=4, seed=5, **settings)
         assert functional.dropout.__module__ == "torch.nn.functional"
         return logged(trainer, "loss")
 

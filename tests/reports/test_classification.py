@@ -21,7 +21,7 @@ def nothing(rows):
     return [""] * len(rows)
 
 
-def test_mistakes_come_with_the_most_confident_first():
+def test_mistakes_come_with_the_most_confident_first_and_those_without_a_number_not_at_all():
     logits = LOGITS, LOGITS  # the second one are hidden states
     found = classification_of(logits, LABELS, {0: "no", 1: "yes"}, lambda rows: [f"text {row}" for row in rows])
     assert (found["examples"], found["wrong"], found["classes"]) == (4, 2, ["no", "yes"])
@@ -29,6 +29,10 @@ def test_mistakes_come_with_the_most_confident_first():
     first, second = found["mistakes"]
     assert first == {"row": 2, "text": "text 2", "label": "yes", "predicted": "no", "confidence": 0.982}
     assert (second["row"], second["confidence"]) == (3, 0.7311)
+    logits = np.array([[np.nan, 0.0], [5.0, 0.0]], np.float32)
+    found = classification_of(logits, np.array([1, 1]), {}, nothing)
+    assert found["wrong"] == 2
+    assert [mistake["confidence"] for mistake in found["mistakes"]] == [0.9933]
 
 
 def test_mistakes_in_an_unknown_order_have_no_row_and_no_text(record):
@@ -71,13 +75,6 @@ def test_what_is_kept_of_many_classes_and_mistakes_is_small():
     assert [mistake["confidence"] for mistake in found["mistakes"]] == pytest.approx(best.tolist(), abs=1e-4)
 
 
-def test_examples_whose_probabilities_are_no_numbers_are_wrong_and_no_mistakes_to_look_at():
-    logits = np.array([[np.nan, 0.0], [5.0, 0.0]], np.float32)
-    found = classification_of(logits, np.array([1, 1]), {}, nothing)
-    assert found["wrong"] == 2
-    assert [mistake["confidence"] for mistake in found["mistakes"]] == [0.9933]
-
-
 def decode(ids, skip_special_tokens):
     assert skip_special_tokens
     return " ".join(map(str, ids))
@@ -95,15 +92,12 @@ class Draws(torch.utils.data.Dataset):
         return {"input_ids": torch.randint(1, 2, (index + 1,))}
 
 
-def test_reading_texts_draws_no_random_number():
+def test_texts_are_those_of_the_dataset_and_reading_them_draws_no_random_number():
     before = torch.get_rng_state()
     assert texts_of(Draws(), [0, 1], decode) == ["1", "1 1"]
     assert torch.equal(torch.get_rng_state(), before)
     assert texts_of(Draws(), [0, 3], decode) == ["", ""]
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_texts_are_those_of_the_dataset():
     datasets = pytest.importorskip("datasets")
     rows = [{"input_ids": [1, 2]}, {"input_ids": torch.tensor([3])}, {"x": 4}, {"input_ids": [[5]]}]
     assert texts_of(rows, [0, 1, 2, 3, 9], decode) == ["1 2", "3", "", "", ""]
@@ -142,17 +136,18 @@ class Fixed(torch.nn.Module):
         return {"loss": logits.square().mean(), "logits": logits}
 
 
+ROWS = [{"input_ids": [number], "labels": number % 2} for number in range(1, 9)]
+PARTS = {"train_dataset": ROWS, "eval_dataset": ROWS, "compute_metrics": accuracy}
+
+
 def first_tokens(rows):
     """Batches the examples as Fixed takes them, with one token each."""
     tokens = torch.tensor([row["input_ids"][:1] for row in rows])
     return {"input_ids": tokens, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-def test_a_run_has_the_mistakes_of_its_last_evaluation(make_trainer, tmp_path):
-    rows = [{"input_ids": [number], "labels": number % 2} for number in range(1, 9)]
-    settings = {"model": Fixed(), "train_dataset": rows, "eval_dataset": rows, "compute_metrics": accuracy}
-    trainer = make_trainer({**settings, "processing_class": Tokenizer()}, report=True, max_steps=1)
-    trainer.train()
+def test_a_run_has_the_mistakes_of_its_last_evaluation(trained, tmp_path):
+    trainer = trained({**PARTS, "model": Fixed(), "processing_class": Tokenizer()}, report=True, max_steps=1)
     assert read_back(tmp_path / "run")["classification"] == {}
     metrics = trainer.evaluate()
     record = read_back(tmp_path / "run")
@@ -167,14 +162,13 @@ def test_a_run_has_the_mistakes_of_its_last_evaluation(make_trainer, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["random", "group_by_length", "bucket_by_length"])
-def test_a_row_is_the_one_in_the_dataset(make_trainer, tmp_path, strategy):
+def test_a_row_is_the_one_in_the_dataset(trained, tmp_path, strategy):
     """The only mistake is row 5, the longest example, which group_by_length moves to the front."""
     rows = [{"input_ids": [1] * (6 if number == 5 else 1), "labels": int(number != 5)} for number in range(8)]
     given = {"model": Fixed(), "train_dataset": rows, "eval_dataset": rows, "compute_metrics": accuracy}
-    trainer = make_trainer(
+    trainer = trained(
         {**given, "data_collator": first_tokens}, report=True, max_steps=1, train_sampling_strategy=strategy
     )
-    trainer.train()
     trainer.evaluate()
     (mistake,) = read_back(tmp_path / "run")["classification"]["mistakes"]
     assert mistake["row"] == 5
@@ -183,17 +177,13 @@ def test_a_row_is_the_one_in_the_dataset(make_trainer, tmp_path, strategy):
 
 def test_nothing_is_kept_without_a_report(make_trainer, monkeypatch):
     monkeypatch.setattr(classification, "classification_of", lambda *given: pytest.fail("it was made"))
-    rows = [{"input_ids": [number], "labels": number % 2} for number in range(1, 9)]
-    settings = {"model": Fixed(), "train_dataset": rows, "eval_dataset": rows, "compute_metrics": accuracy}
-    make_trainer(settings, report=False, max_steps=2, eval_strategy="steps", eval_steps=1).train()
-    make_trainer(settings, report=True).evaluate()
+    make_trainer({**PARTS, "model": Fixed()}, report=False, max_steps=2, eval_strategy="steps", eval_steps=1).train()
+    make_trainer({**PARTS, "model": Fixed()}, report=True).evaluate()
 
 
-def test_a_prediction_is_no_evaluation(make_trainer, tmp_path):
-    rows = [{"input_ids": [number], "labels": number % 2} for number in range(1, 9)]
-    trainer = make_trainer({"model": Fixed(), "train_dataset": rows, "compute_metrics": accuracy}, report=True)
-    trainer.train()
-    trainer.predict(rows)
+def test_a_prediction_is_no_evaluation(trained, tmp_path):
+    trainer = trained({**PARTS, "model": Fixed()}, report=True)
+    trainer.predict(ROWS)
     assert read_back(tmp_path / "run")["classification"] == {}
 
 

@@ -26,13 +26,10 @@ def test_charts_are_those_of_what_was_logged(record):
     assert titles(RunRecord("empty", {})) == []
 
 
-def test_losses_of_training_and_of_evaluations_share_a_chart(record):
+def test_finite_losses_of_training_and_of_evaluations_share_a_chart(record):
     training, evaluation = curves.losses(record)
     assert (training.name, training.x, training.y) == ("training", [1, 2, 3, 4], [0.9, 0.7, 0.5, 0.4])
     assert (evaluation.name, evaluation.x, evaluation.y) == ("evaluation", [2, 4], [0.8, 0.6])
-
-
-def test_losses_that_are_not_finite_are_left_out(record):
     record.history[1]["loss"] = math.nan
     assert curves.losses(record)[0].x == [1, 3, 4]
 
@@ -46,14 +43,11 @@ def test_metrics_of_another_scale_have_charts_of_their_own(record):
     assert (other.title, other.curves[0].y) == ("perplexity", [20.0, 20.0])
 
 
-def test_rates_leave_out_evaluations_and_the_time_between_sessions(record):
+def test_rates_leave_out_evaluations_time_between_sessions_and_a_short_stretch_at_the_end(record):
     # 2 steps of 8 examples: in 2 seconds; then in 3 seconds, one of them evaluating
     samples = curves.rates(record, STEP, 8)
     assert (samples.x, samples.y) == ([2.0, 7.0], [8.0, 8.0])  # x is seconds on the training clock
     assert curves.rates(record, OPERATIONS, 1 / 60).y == pytest.approx([80.0, 80.0])
-
-
-def test_a_short_stretch_at_the_end_is_no_rate(record):
     record.sessions[1].marks.append([6, 7.01, 19300.0, None, None, 2**30])
     assert curves.rates(record, STEP, 8).y == [8.0, 8.0]
     record.sessions[1].marks = [[2, 4.0, 0.0, None, None, 1], [4, 4.1, 9.0, None, None, 1]]
@@ -129,14 +123,7 @@ def labels(figure, axis):
     return [text.text for group in groups for text in group.iter(f"{SVG}text")]
 
 
-def test_losses_over_many_powers_of_ten_have_a_logarithmic_axis(record):
-    record.history[0]["loss"] = 900.0
-    loss = curves.charts(record)[0]
-    assert loss.log
-    assert {"1", "10", "100"} <= set(labels(charts.draw_curves(loss, 4), "y"))
-
-
-def test_each_curve_of_a_chart_is_a_line_with_a_text_at_each_point(record):
+def test_each_curve_has_a_text_at_each_point_and_a_logarithmic_axis_over_many_powers_of_ten(record):
     figure = charts.draw_curves(curves.charts(record)[0], 4, charts.breaks_of(record))
     assert series(figure) == {
         "series break best": ([], 1),
@@ -148,6 +135,10 @@ def test_each_curve_of_a_chart_is_a_line_with_a_text_at_each_point(record):
         "series curve color-1 dash-0": (["evaluation, step 2: 0.8", "evaluation, step 4: 0.6"], 1),
     }
     assert labels(figure, "x") == ["0", "1", "2", "3", "4"]
+    record.history[0]["loss"] = 900.0
+    loss = curves.charts(record)[0]
+    assert loss.log
+    assert {"1", "10", "100"} <= set(labels(charts.draw_curves(loss, 4), "y"))
 
 
 @pytest.mark.parametrize(
@@ -180,16 +171,13 @@ def test_a_chart_of_many_long_curves_stays_small():
     assert sum(lines for _, lines in series(figure).values()) == 40
 
 
-def test_throughput_is_drawn_over_time(record):
+def test_throughput_is_drawn_over_time_and_padding_above_the_real_tokens(record):
     record.sessions[0].marks.insert(1, [1, 1.0, 4800.0, None, None, 2**30])
     throughput = next(chart for chart in curves.charts(record) if chart.title == "Throughput")
     drawn = charts.draw_curves(throughput, 4, charts.breaks_of(record))
     texts = ["1.0 s: 8 samples/s", "2.0 s: 8 samples/s", "7.0 s: 8 samples/s"]
     assert series(drawn)["series curve color-0 dash-0"][0] == texts
     assert labels(drawn, "x")[-1].endswith(" s")
-
-
-def test_padding_is_drawn_above_the_real_tokens(record):
     drawn = series(charts.draw_padding(record.data["padded"]))
     assert drawn["series color-0"][0] == ["50 real tokens", "100 real tokens"]
     assert drawn["series padding"][0] == ["14 padding tokens", "28 padding tokens"]

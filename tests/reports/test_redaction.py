@@ -16,7 +16,7 @@ from mps_trainer.loop.preemption import script_takes_flags
 from mps_trainer.reports.record import NAME, PAGE
 from mps_trainer.reports.redaction import NOT_SHOWN, readable, rules_of, shown
 from mps_trainer.reports.run_facts import command_line
-from tests.conftest import examples
+from tests.conftest import examples, refusal
 
 # made up, in the form that each service gives its tokens
 HF = "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"
@@ -42,8 +42,6 @@ class Size(Enum):
 
 @dataclass
 class Script:
-    """The dataclass of a script."""
-
     rank: int = 8
     dropout: Optional[float] = None  # noqa: UP045 - as scripts write it
     layers: list[int] = field(default_factory=list)
@@ -59,8 +57,6 @@ class Script:
 
 @dataclass
 class Arguments(TrainingArguments):
-    """The arguments of a library."""
-
     max_length: int | None = None
     wandb_auth: str = "none"
     model_init_kwargs: dict[str, Any] | str | None = None
@@ -260,8 +256,7 @@ def test_no_part_of_a_report_has_a_secret(make_model, tmp_path, monkeypatch):
                 raise ValueError(f"no access for {HF} to https://host/a?sig={SLACK}")
             return super().training_step(*args, **kwargs)
 
-    with pytest.raises(ValueError, match="no access"):
-        Fails(model, arguments, train_dataset=examples(8)).train()
+    assert "no access" in refusal(Fails(model, arguments, train_dataset=examples(8)).train, kind=ValueError)
     record, page = ((tmp_path / "run" / name).read_text() for name in (NAME, PAGE))
     for text in (record, page):
         assert not [secret for secret in (SECRET, SECRET.replace(" ", ""), *TOKENS.values()) if secret in text]

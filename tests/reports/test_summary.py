@@ -26,13 +26,6 @@ def test_the_headline_has_the_metrics_first(record):
     ]
 
 
-def test_throughput_of_a_run_that_has_not_ended_is_the_median(record):
-    record.history.pop()
-    assert summary.throughput(record) == (8.0, "samples/s, median between logs")
-    record.sessions = []
-    assert summary.throughput(record) is None
-
-
 def test_time_and_throughput_are_of_the_steps_with_a_record(record):
     del record.sessions[1]
     assert summary.throughput(record)[1].startswith("samples/s of the whole run")
@@ -42,10 +35,14 @@ def test_time_and_throughput_are_of_the_steps_with_a_record(record):
     assert summary.outcome(record)[2] == "4 of 4 steps in 4.0 s since step 2 on simulated mps."
 
 
-def test_a_run_that_logged_no_loss_shows_the_mean(record):
+def test_a_run_without_losses_shows_their_mean_and_one_that_has_not_ended_the_median_throughput(record):
     record.history = [entry for entry in record.history if "loss" not in entry]
     assert summary.final_metrics(record)["mean training loss"] == 0.6
     assert "training loss" not in summary.final_metrics(record)
+    record.history.pop()
+    assert summary.throughput(record) == (8.0, "samples/s, median between logs")
+    record.sessions = []
+    assert summary.throughput(record) is None
 
 
 def test_metrics_of_one_evaluation_without_a_tile_are_a_table_and_no_chart(record):
@@ -89,15 +86,12 @@ def facts_of(record):
     return {row[0]: row[1] for row in rows_of(run_page(record)) if len(row) > 1}
 
 
-def test_padding_of_length_buckets_is_counted(record):
+def test_padding_is_counted_with_length_buckets_and_follows_from_the_operations_without(record):
     facts = facts_of(record)
     assert facts["examples in an update"] == "8 (4 on the device, 2 accumulated)"
     assert facts["order"] == "bucket by length"
     assert facts["padding"] == "22 % of tokens"
     assert ["8", "2", "64", "22 %"] in rows_of(run_page(record))
-
-
-def test_padding_without_buckets_follows_from_the_operations(record):
     record.data.pop("padded")
     facts = facts_of(record)
     assert facts["tokens of an example in a batch"] == "10 with padding, on average"
@@ -106,13 +100,10 @@ def test_padding_without_buckets_follows_from_the_operations(record):
     assert facts_of(record)["padding"].startswith("not known")
 
 
-def test_the_batch_is_the_one_of_the_checkpoint_and_not_of_the_arguments(record):
+def test_data_has_the_batch_of_the_checkpoint_and_the_percentiles_of_lengths(record):
     args = TrainingArguments("out", per_device_train_batch_size=9, gradient_accumulation_steps=2, report_to="none")
     record.data = data_of(args, DataLoader([1] * 20), batch=12)
     assert facts_of(record)["examples in an update"] == "12 (6 on the device, 2 accumulated)"
-
-
-def test_lengths_have_a_median_and_a_95th_percentile(record):
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"input_ids": [1] * length} for length in range(1, 101)])
     record.data = data_of(TrainingArguments("out", report_to="none"), DataLoader(rows), batch=8)

@@ -1,9 +1,15 @@
-"""The variables of `srun`, as Slurm 23 sets them."""
+"""The variables that launchers set: `srun`, as Slurm 23 does, and `mlx.launch`."""
+
+import json
+import re
 
 import pytest
 
-from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
+from mps_trainer import MachineFacts, gather_facts
+from mps_trainer.devices.facts import _launcher_facts
+from mps_trainer.devices.mlx_launch import mlx_launch_facts
 from mps_trainer.devices.slurm import slurm_facts
+from tests.conftest import refusal
 from tests.devices.test_facts import mac_probes
 
 # `sbatch --nodes 4 --ntasks 7`, in which `srun python train.py` starts task 4, on the third node.
@@ -45,11 +51,14 @@ def place(environ: dict[str, str]) -> tuple:
     return tuple(getattr(facts, name) for name in PLACE)
 
 
-def test_a_task_of_a_step_has_its_place_and_a_meeting_point():
+def test_a_task_of_a_step_has_its_place_and_a_meeting_point_unless_the_script_exports_one():
     assert place(STEP) == (7, 4, 0, 2, "node03", 24711)
     assert facts_of(STEP).slurm
     last = {**STEP, "SLURM_PROCID": "6", "SLURM_NODEID": "3"}
     assert place(last) == (7, 6, 0, 1, "node03", 24711)
+    exported = {"WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29400"}
+    assert place({**STEP, **exported}) == (7, 4, 0, 2, "10.0.0.3", 29400)
+    assert place({**STEP, "WORLD_SIZE": "1"})[:2] == (1, None)
 
 
 @pytest.mark.parametrize("environ", [{}, BATCH, SHELL, {"SLURM_NTASKS": "7"}])
@@ -65,12 +74,6 @@ def test_torchrun_under_srun_goes_before_the_step_of_which_it_is_a_task():
     assert not facts_of({**STEP, **torchrun, **address}).slurm
     as_many = {"WORLD_SIZE": "7", "RANK": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert place({**STEP, **as_many, **address}) == (7, 3, 0, 1, "node03", 29500)
-
-
-def test_what_a_batch_script_exports_goes_with_the_place_of_the_task():
-    exported = {"WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29400"}
-    assert place({**STEP, **exported}) == (7, 4, 0, 2, "10.0.0.3", 29400)
-    assert place({**STEP, "WORLD_SIZE": "1"})[:2] == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,56 @@ def test_jobs_and_steps_meet_at_ports_of_their_own_that_no_connection_takes():
 )
 def test_a_malformed_variable_is_told_in_a_line(name, value, said):
     environ = {**STEP, name: value} if value is not None else {key: STEP[key] for key in STEP if key != name}
-    with pytest.raises(MisconfigurationException, match=rf"^.*{name}.*Start the processes with srun") as refusal:
-        facts_of(environ)
-    assert said in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    message = refusal(facts_of, environ)
+    assert re.search(f"{name}.*Start the processes with srun", message)
+    assert said in message
+
+
+# Those of `mlx.launch`
+
+
+def written(folder, content):
+    file = folder / "hosts.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(file)
+
+
+def test_ranks_over_tcp_come_from_the_host_file(tmp_path):
+    hosts = [["10.0.0.1:32323"], ["10.0.0.2:32324", "10.0.1.2:32325"], ["10.0.0.2:32326"]]
+    environ = {"MLX_RANK": "2", "MLX_HOSTFILE": written(tmp_path, hosts)}
+    assert _launcher_facts(environ) == {
+        **_launcher_facts({}),
+        "mlx_launch": True,
+        "world_size": 3,
+        "rank": 2,
+        "local_rank": 1,
+        "local_world_size": 2,
+        "master_addr": "10.0.0.1",
+        "master_port": 32322,
+    }
+    assert _launcher_facts({**environ, "MASTER_PORT": "999"})["master_port"] == 999
+
+
+def test_ranks_over_rdma_come_from_the_devices(tmp_path):
+    devices = written(tmp_path, [[None, "rdma_en5"], ["rdma_en5", None]])
+    facts = mlx_launch_facts({"MLX_RANK": "1", "MLX_IBV_DEVICES": devices, "MLX_JACCL_COORDINATOR": "10.0.0.1:32323"})
+    assert (facts["world_size"], facts["rank"], facts["local_rank"]) == (2, 1, 0)
+    assert (facts["master_addr"], facts["master_port"]) == ("10.0.0.1", 32322)
+
+
+def test_torchrun_goes_before_variables_that_were_left_behind(tmp_path):
+    environ = {"MLX_RANK": "1", "MLX_HOSTFILE": written(tmp_path, [["a:1"], ["b:2"]]), "RANK": "0", "WORLD_SIZE": "4"}
+    assert (_launcher_facts(environ)["world_size"], "mlx_launch" in _launcher_facts(environ)) == (4, False)
+
+
+@pytest.mark.parametrize("content", ["", {}, [["10.0.0.1:32323"]]])
+def test_one_process_of_mlx_launch_is_one_process(tmp_path, content):
+    assert mlx_launch_facts({"MLX_RANK": "0", "MLX_HOSTFILE": written(tmp_path, content)}) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "rank"), [("{", "0"), ([1, 2], "0"), ([["a:1"], ["b:2"]], "two"), ([["a:1"], ["b:2"]], "2")]
+)
+def test_other_variables_than_those_of_mlx_launch_are_refused(tmp_path, content, rank):
+    environ = {"MLX_RANK": rank, "MLX_HOSTFILE": written(tmp_path, content)}
+    assert "as mlx.launch sets it, but its other variables do not fit" in refusal(mlx_launch_facts, environ)
