@@ -98,7 +98,7 @@ def test_a_causal_language_model_predicts_the_next_token(kind, expected):
 @pytest.mark.parametrize("kind", ["LlamaForCausalLM", "GPT2LMHeadModel"])  # no loss is known by the second's name
 def test_batches_of_a_causal_language_model_weigh_by_the_labels_that_it_predicts(kind):
     batches = [{"labels": LABELLED}, {"labels": torch.tensor([[1, 2]])}]
-    assert UpdateLoss(stub(model=tiny(kind))).divisors(batches) == [1.5, 3.0]
+    assert loss_with(model=tiny(kind)).divisors(batches) == [1.5, 3.0]
 
 
 @pytest.mark.parametrize("config", [{}, {"config": None}, {"config": SimpleNamespace()}])
