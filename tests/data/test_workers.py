@@ -82,12 +82,13 @@ def test_the_first_pass_draws_as_under_pytorch_and_later_ones_leave_torchs_gener
     assert [row for batch in theirs for row in batch] == ours
 
 
+def prepare(worker):
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    random.seed(worker)
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_worker_ignores_interrupts_and_is_still_prepared_as_its_user_asks(persistent):
-    def prepare(worker):
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        random.seed(worker)
-
     rows = passes(loader_of(Draws(), persistent_workers=persistent, worker_init_fn=prepare), 0)[0]
     assert [rows[0][2], rows[2][2]] == [random.Random(worker).random() for worker in (0, 1)]
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import ROOT
-from tests.dropin.test_scripts import WORDS, configuration, tokenizer
+from tests.dropin.test_scripts import WORDS, make_tokenizer
+from tests.tiny import tiny
 
 EMBEDDED = ROOT / "examples" / "text-classification" / "embedded"
 STEPS = 24
@@ -20,12 +21,8 @@ FLAGS = {
 
 def _tiny_model(folder: Path) -> Path:
     """Writes a language model of random weights and its tokenizer."""
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(configuration("next")).save_pretrained(folder / "tiny")
-    made = tokenizer()
+    tiny("LlamaForCausalLM", pad_token_id=0, bos_token_id=1, eos_token_id=2).save_pretrained(folder / "tiny")
+    made = make_tokenizer()
     made.eos_token = "[MASK]"
     made.save_pretrained(folder / "tiny")
     return folder / "tiny"
