@@ -82,6 +82,8 @@ def test_batches_weigh_by_their_items():
     assert divisors([4, 0]) == [1.0, None]
     assert divisors([None, None]) == [2.0, 2.0]
     assert divisors([0, 0]) == [2.0, 2.0]
+    batches = [{"target": LABELLED}, {"target": torch.tensor([1])}]
+    assert loss_with(label_names=["target"]).divisors(batches) == [4 / 3, 4.0]
 
 
 @pytest.mark.parametrize(
