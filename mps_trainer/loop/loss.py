@@ -25,6 +25,9 @@ from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model
 from ..utils.overrides import Overrides
 
+# Causal language models of transformers whose own loss compares each position with the label at the same position.
+_SAME_POSITION = ("XLMWithLMHeadModel", "XLNetLMHeadModel")
+
 # the first releases of transformers 5 do not divide
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
@@ -205,7 +208,7 @@ class UpdateLoss:
         # transformers gives a class whose name has no loss of its own, such as GPT2LMHeadModel, the causal one, but
         # counts all labels of it; `items` does so, too
         is_default = getattr(model, "loss_type", "") is None and predicts_next_token(model)
-        shifted = is_default or shifts_labels(model)
+        shifted = shifts_labels(model) or (is_default and class_of(model).__name__ not in _SAME_POSITION)
         return [count_items(batch, self.trainer.label_names, shifted) for batch in batches]
 
     def items_of_all(self, items: Any, batches: list[Any], device: torch.device) -> Any:

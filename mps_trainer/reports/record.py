@@ -200,8 +200,8 @@ def record_of(folder: str) -> RunRecord:
         reached: Any = record.outcome.get("step")
         if newest is None or record.outcome.get("kind") == RUNNING or not is_number(reached) or last_step <= reached:
             return record
-        is_later = os.path.getmtime(newest) > os.path.getmtime(path)  # else it is left of a longer run before
-        return _from_state(newest) if is_later else record
+        if os.path.getmtime(newest) <= os.path.getmtime(path):  # it is left of a longer run before
+            return record
     if newest is not None:
         return _from_state(newest)
     raise MisconfigurationException(

@@ -14,10 +14,11 @@ def on_terminal() -> bool:
     """Returns True if bars can be drawn: stderr is a terminal with columns that moves its cursor (not TERM=dumb)."""
     if sys.stderr is None or _is_closed(sys.stderr):
         return False
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream of a script's own may have no number
-        if os.get_terminal_size(sys.stderr.fileno()).columns == 0:  # under Docker's -t and expect; tqdm draws nothing
-            return False
-    return bool(sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    with contextlib.suppress(Exception):  # a stream of a script's own may have no number
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0  # 0 under Docker's -t and expect
+    return True
 
 
 @contextlib.contextmanager

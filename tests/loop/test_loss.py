@@ -82,6 +82,8 @@ def test_batches_weigh_by_their_items():
     assert divisors([4, 0]) == [1.0, None]
     assert divisors([None, None]) == [2.0, 2.0]
     assert divisors([0, 0]) == [2.0, 2.0]
+    batches = [{"target": LABELLED}, {"target": torch.tensor([1])}]
+    assert loss_with(label_names=["target"]).divisors(batches) == [4 / 3, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -95,10 +97,17 @@ def test_a_causal_language_model_predicts_the_next_token(kind, expected):
     assert predicts_next_token(SimpleNamespace(_orig_mod=model)) is expected  # compiled
 
 
-@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "GPT2LMHeadModel"])  # no loss is known by the second's name
-def test_batches_of_a_causal_language_model_weigh_by_the_labels_that_it_predicts(kind):
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("LlamaForCausalLM", [1.5, 3.0]),
+        ("GPT2LMHeadModel", [1.5, 3.0]),  # no loss is known by its name
+        ("XLMWithLMHeadModel", [5 / 3, 2.5]),  # its loss does not shift the labels
+    ],
+)
+def test_batches_of_a_causal_language_model_weigh_by_the_labels_that_it_predicts(kind, expected):
     batches = [{"labels": LABELLED}, {"labels": torch.tensor([[1, 2]])}]
-    assert loss_with(model=tiny(kind)).divisors(batches) == [1.5, 3.0]
+    assert loss_with(model=tiny(kind)).divisors(batches) == expected
 
 
 @pytest.mark.parametrize("config", [{}, {"config": None}, {"config": SimpleNamespace()}])

@@ -120,7 +120,11 @@ def test_a_checkpoint_of_a_run_that_has_gone_on_is_newer_than_the_record(tmp_pat
         os.utime(checkpoint, (changed, changed))
         reached[age] = record_of(str(tmp_path)).outcome["step"]
     assert reached == {-9: 4, 9: 10}
-    if name == NAME:  # a run that was killed may have saved a checkpoint after its record
+    if name == NAME:
+        state = tmp_path / "trainer_state.json"  # of the end of the resumed run
+        state.write_text(json.dumps({**STATE, "global_step": 12}))
+        assert record_of(str(tmp_path)).outcome["step"] == 12
+        # a run that was killed may have saved a checkpoint after its record
         (tmp_path / name).write_text(json.dumps({**record, "outcome": {"kind": "running", "step": 4}}))
         os.utime(tmp_path / name, (changed - 9, changed - 9))
         assert record_of(str(tmp_path)).outcome["step"] == 4

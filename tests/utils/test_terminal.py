@@ -2,6 +2,7 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +42,13 @@ def test_what_a_closed_stream_does_not_take_is_dropped(monkeypatch, end):
         assert not on_terminal()
     assert not on_terminal()
     assert kept is None or not kept.closed
+
+
+@pytest.mark.parametrize("number", [{}, {"fileno": lambda: None}])
+def test_a_terminal_of_a_scripts_own_needs_no_number(monkeypatch, number):
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(closed=False, isatty=lambda: True, **number))
+    monkeypatch.setenv("TERM", "xterm")
+    assert on_terminal()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
