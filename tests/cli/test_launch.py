@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mps_trainer import cli
-from tests import HUNG_AFTER
+from tests import HUNG_AFTER, ROOT
 from tests.launching.test_processes import MAC
 
 from .test_doctor import run
@@ -20,16 +20,13 @@ WATERMARK = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(no_settings, monkeypatch):
     """A working folder with a script, for a user with no settings of any kind."""
-    for name in (*NAMES, WATERMARK, "MPS_TRAINER_TRACEBACK"):
+    for name in (*NAMES, WATERMARK):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (no_settings / "train.py").write_text("")
+    return no_settings
 
 
 class Started(BaseException):
