@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mps_trainer import cli
-from tests.conftest import on_device
 
 Ended = subprocess.CompletedProcess
 
@@ -33,13 +32,6 @@ def command(monkeypatch):
     """Restores the variable that `run` and `launch` set in this process."""
     monkeypatch.setenv("MPS_TRAINER_COMMAND", "")
     monkeypatch.delenv("MPS_TRAINER_COMMAND")
-
-
-@pytest.fixture
-def can_simulate():
-    """Skips where the device cannot be simulated, and builds it, for a command that switches it on."""
-    with on_device("mps"):
-        pass
 
 
 @pytest.fixture

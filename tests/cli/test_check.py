@@ -205,7 +205,7 @@ model = Beyond(config)
 
 @pytest.mark.integration  # importing Inductor alone takes seconds
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_check_compiles_the_step(check, trainer, tmp_path, can_simulate):
+def test_check_compiles_the_step(check, trainer, tmp_path, built):
     done = check(trainer + BERT + TRAIN, "--compile", "--json", "report.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not been compiled by Apple's compiler" in done.stdout
@@ -215,7 +215,7 @@ def test_check_compiles_the_step(check, trainer, tmp_path, can_simulate):
 
 
 @pytest.mark.integration
-def test_check_of_a_step_that_cannot_be_compiled_is_1(check, can_simulate):
+def test_check_of_a_step_that_cannot_be_compiled_is_1(check, built):
     done = check(OURS + BERT + NO_METAL + TRAIN, "--compile")
     assert done.returncode == 1
     assert "Ready for mps" in done.stdout

@@ -58,11 +58,8 @@ def homeless(home, monkeypatch):
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "HF_HOME", "MPS_TRAINER_CACHE"):
         monkeypatch.delenv(name, raising=False)
 
-    def unknown(user):
-        raise KeyError(user)
-
-    monkeypatch.setattr("pwd.getpwuid", unknown)
-    monkeypatch.setattr("pwd.getpwnam", unknown)
+    for name in ("getpwuid", "getpwnam"):
+        monkeypatch.setattr(f"pwd.{name}", mock.Mock(side_effect=KeyError))
 
 
 def test_without_a_home_folder_there_is_no_file_and_config_asks_for_one(homeless, capsys, tmp_path):

@@ -13,24 +13,30 @@ COMMANDS = ("", *(module.__name__.rpartition(".")[2] for module in cli.COMMANDS)
 HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
 
 
-def help_of(command, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main([*command.split(), "--help"])
-    assert end.value.code == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def printed(capsys):
+    """`printed("run", "--help")` returns what a command line that ends by itself prints."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(list(words))
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_screen(command, capsys, monkeypatch):
+def test_help_fits_a_screen(command, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    lines = help_of(command, capsys).splitlines()
+    lines = printed(*command.split(), "--help").splitlines()
     assert 5 < len(lines) <= 23  # of a terminal's 24; the prompt has the last
     assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
-def test_help_begins_with_an_example_that_the_command_takes(command, capsys):
-    example = help_of(command, capsys).splitlines()[0].removeprefix("example: ").split()
+def test_help_begins_with_an_example_that_the_command_takes(command, printed):
+    example = printed(command, "--help").splitlines()[0].removeprefix("example: ").split()
     assert example[:2] == ["mps-trainer", command]
     assert cli._parser().parse_args(example[1:]).command == command
 
@@ -111,11 +117,8 @@ complete_line mps-trainer --print-completion ''
 """
 
 
-def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["--print-completion", "bash"])
-    assert end.value.code == 0
-    (tmp_path / "completion.bash").write_text(capsys.readouterr().out)
+def test_bash_completes_commands_flags_values_and_files(tmp_path, printed):
+    (tmp_path / "completion.bash").write_text(printed("--print-completion", "bash"))
     (tmp_path / "train.py").touch()
     (tmp_path / "data.csv").touch()
     (tmp_path / "into").mkdir()
@@ -137,10 +140,8 @@ def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
     ]
 
 
-def test_zsh_is_told_a_line_for_each_command(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--print-completion", "zsh"])
-    script = capsys.readouterr().out
+def test_zsh_is_told_a_line_for_each_command(printed):
+    script = printed("--print-completion", "zsh")
     assert script.startswith("#compdef mps-trainer\n")
     for command in COMMANDS[1:]:
         (line,) = [line for line in script.splitlines() if line.startswith(f"    {command}:'")]

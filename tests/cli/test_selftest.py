@@ -74,7 +74,7 @@ def test_selftest_on_a_mac_does_not_simulate(monkeypatch, capsys):
 
 
 @pytest.mark.integration
-def test_selftest_names_a_simulated_device_and_sets_the_fallback_in_time(tmp_path, can_simulate):
+def test_selftest_names_a_simulated_device_and_sets_the_fallback_in_time(tmp_path, built):
     result = run("selftest", "--simulate", "--fallback", "--json", str(tmp_path / "report.json"))
     assert result.returncode == 0, result.stdout
     assert result.stdout.startswith("Checked: mps, SIMULATED; ")

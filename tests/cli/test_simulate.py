@@ -12,7 +12,7 @@ from tests import HUNG_AFTER
 
 from .test_doctor import run
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("can_simulate")]  # a second run prints less
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("built")]  # a second run prints less
 
 
 @pytest.fixture

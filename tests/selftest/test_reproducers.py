@@ -180,9 +180,7 @@ UNKNOWN = " (not known for this machine: please report it)"
     ],
 )
 def test_a_fault_that_shows_fails_unless_it_is_known_and_stays(mps, results, monkeypatch, issue, known, status, text):
-    def missing(device):
-        raise NotImplementedError("no such operator")
-
+    missing = mock.Mock(side_effect=NotImplementedError("no such operator"))
     if known is not None:
         monkeypatch.setattr(faults, "known_faults", lambda *machine: known)
     tried = {issue: lambda device: "wrong", 187521: REPRODUCERS[187521], 197636: REPRODUCERS[197636], 188756: missing}

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -10,17 +11,13 @@ from mps_trainer.simulator import SimulatorUnavailableError, build, cuda
 from tests import run_python
 
 
-def refuse(*arguments, **settings):
-    raise OSError("no library is loaded here")
-
-
 @pytest.fixture
 def hide(monkeypatch, tmp_path):
     """`hide(...)` hides CUDA in a process that has not begun with the simulator, and returns what the device says."""
     monkeypatch.setattr(cuda, "_library", None)
     monkeypatch.setattr(cuda, "_failed", None)
     monkeypatch.setattr(build.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(cuda.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(cuda.ctypes, "CDLL", mock.Mock(side_effect=OSError("no library is loaded here")))
     monkeypatch.setattr(cuda, "built", lambda sources, name: tmp_path / "library.so")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
