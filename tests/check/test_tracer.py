@@ -141,6 +141,9 @@ def test_the_table_puts_the_most_serious_first_and_fits_its_width():
     assert max(map(len, verbose.splitlines())) <= 120
 
 
+FLOAT64 = DtypeProblem("weight", "float64", True, "Make it float32.")
+
+
 def used(names: str, support: Support) -> list[OperatorUse]:
     return [OperatorUse(name, support, "forward", 1, 1, None) for name in names]
 
@@ -159,10 +162,7 @@ def used(names: str, support: Support) -> list[OperatorUse]:
             "On M1 and M2, matrix products in the table may be wrong.",
         ),
         (
-            {
-                "operators": used("a", Support.FAILS),
-                "dtype_problems": [DtypeProblem("weight", "float64", True, "Make it float32.")],
-            },
+            {"operators": used("a", Support.FAILS), "dtype_problems": [FLOAT64]},
             "this step would stop on a Mac at a, weight (float64). See the last column of the table.",
         ),
         (

@@ -14,6 +14,7 @@ from mps_trainer.launching.settings import DEFAULTS
 from tests.conftest import refusal
 from tests.launching.test_processes import GPUS, MAC, PC
 
+OLD_MAC = replace(MAC, os_version="13.6", torch_version="2.8.0")
 DEFAULTS_WRITTEN = {name: value for name, value in DEFAULTS.items() if value is not None}
 
 
@@ -171,14 +172,8 @@ def test_a_mac_asks_for_fallback_and_memory_and_takes_enter(answering):
     assert "auto takes mps here" in prompts[0]
     assert offers(prompts) == ["auto", "no", "no", "none"]
     assert printed == ["One process, because a Mac has one GPU. `mps-trainer launch --hosts` trains on several Macs."]
-    own = {
-        "device": "mps",
-        "mixed_precision": "bf16",
-        "mps_fallback": True,
-        "num_processes": 1,
-        "memory_fraction": 0.8,
-    }
-    assert answering(MAC, "mps", "bf16", "yes", "0.8")[0] == own
+    own = {"device": "mps", "mixed_precision": "bf16", "mps_fallback": True, "memory_fraction": 0.8}
+    assert answering(MAC, "mps", "bf16", "yes", "0.8")[0] == {**own, "num_processes": 1}
 
 
 def test_other_devices_ask_for_processes_instead(answering):
@@ -193,11 +188,7 @@ def test_other_devices_ask_for_processes_instead(answering):
     [
         (PC, ("gpu", "", "", ""), "'gpu' is not valid: device is one of auto"),
         (PC, ("mps", "", "", ""), "mps cannot run here: this machine runs Linux"),
-        (
-            replace(MAC, os_version="13.6", torch_version="2.8.0"),
-            ("", "bf16", "", "", ""),
-            "mps does not compute in bf16 here.",
-        ),
+        (OLD_MAC, ("", "bf16", "", "", ""), "mps does not compute in bf16 here."),
         (GPUS, ("", "", "3", ""), "Take at most 2"),
     ],
 )

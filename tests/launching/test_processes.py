@@ -8,16 +8,9 @@ import pytest
 from mps_trainer import DeviceUnavailableError, MachineFacts, MisconfigurationException
 from mps_trainer.launching.processes import check_machine, check_module
 from tests.conftest import refusal
+from tests.devices.machines import mac
 
-MAC = MachineFacts(
-    system="Darwin",
-    machine="arm64",
-    os_version="15.5",
-    torch_version="2.13.0",
-    mps_built=True,
-    mps_available=True,
-    mps_allocation_ok=True,
-)
+MAC = mac("15.5", "2.13.0")
 PC = MachineFacts(torch_version="2.13.0")
 GPUS = replace(PC, cuda_built=True, cuda_count=2)
 ON_CPU = {"ACCELERATE_USE_CPU": "true"}

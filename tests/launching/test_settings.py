@@ -11,9 +11,10 @@ HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO
 
 
 def test_read_settings_takes_every_setting():
+    # False is YAML's bare `no`
     values = {
         "device": "MPS",
-        "mixed_precision": False,  # YAML's bare `no`
+        "mixed_precision": False,
         "mps_fallback": True,
         "num_processes": 3,
         "memory_fraction": 1,
