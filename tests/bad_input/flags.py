@@ -83,7 +83,7 @@ PARTS = [
     training("settings of another schedule", "--lr_scheduler_kwargs '{\"zigzag\": 1}'", "lr_scheduler_type="),
     training("a schedule without its settings", "--lr_scheduler_type cosine_with_min_lr", "'cosine_with_min_lr'"),
     training("a setting of the wrong type", "--optim rmsprop --optim_args momentum=much", "'momentum=much'"),
-    training("an optimizer that is not installed", "--optim adamw_bnb_8bit", "optim='adamw_bnb_8bit'"),
+    training("an optimizer that is not installed", "--optim grokadamw", "optim='grokadamw'"),
     training("no such compiler", "--torch_compile_backend gcc", "torch_compile_backend='gcc'"),
     training("a repository of no such name", "--push_to_hub --hub_model_id a//b", "hub_model_id='a//b'"),
     training("an upload without a hub", "--push_to_hub --hub_model_id ada/boats", "push_to_hub"),
