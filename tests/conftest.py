@@ -76,6 +76,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def built() -> None:
+    """Skips tests that need the simulated device where it cannot be compiled."""
+    with on_device("mps"):
+        pass
+
+
 @pytest.fixture
 def mps() -> Iterator[SimulatedMPS | None]:
     """Returns the simulated device, which counts operators, copies and waits."""

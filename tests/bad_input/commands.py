@@ -64,12 +64,7 @@ COMMANDS = [
     config("shown from a missing file", "show --config_file gone.yaml", "There is no file gone.yaml"),
     config("written over a script", "--default --config_file train.py", "not overwritten"),
     config("written below a file", "--default --config_file train.py/c.yaml", "not a writable folder"),
-    config(
-        "over Accelerate's",
-        "--default --config_file c.yaml",
-        "belongs to Accelerate",
-        {"c.yaml": "distributed_type: NO"},
-    ),
+    config("over theirs", "--default --config_file c.yaml", "belongs to Acc", {"c.yaml": "distributed_type: NO"}),
     config(
         "of broken ones", "--default", "is not valid YAML in line 1", {"hf/accelerate/default_config.yaml": "a: b: c"}
     ),

@@ -107,6 +107,7 @@ SETTINGS = [
     settings("text for labels", "The", id2label="positive"),
 ]
 
+DISTILBERT = {"dim": 16, "hidden_dim": 16, "n_heads": 2, "n_layers": 1}
 WEIGHT_FILES = [
     model("no weights", "cannot be loaded", without(WEIGHTS)),
     model(
@@ -117,11 +118,7 @@ WEIGHT_FILES = [
     model("a pickle that runs code", "cannot be loaded", _pickled(pickle.dumps(Touch()))),
     model("a pickle of 1999 that runs code", "cannot be loaded", _pickled(pickle.dumps(Touch(), protocol=0))),
     model("weights of another width", "do not fit the model", _remade(hidden_size=32)),
-    model(
-        "weights of another architecture",
-        "do not fit the model",
-        _remade(model_type="distilbert", dim=16, hidden_dim=16, n_heads=2, n_layers=1),
-    ),
+    model("weights of another architecture", "do not fit the model", _remade(model_type="distilbert", **DISTILBERT)),
 ]
 
 TOKENIZERS = [

@@ -20,6 +20,8 @@ def folder(name, says, files=(), command=TSV, make=None):
 EVALUATE = (*TASK, "--data_dir", "data", *NO_WEIGHTS, "--do_eval")
 STSB = "sentence1\tsentence2\tscore\n"
 
+BAD_BESIDE = {"data/dev.tsv": HEADER + ROWS, "data/train.tsv": HEADER + "1\ta\n"}
+
 SHAPE = [
     tsv("only line feeds", "\n\n\n", "train.tsv cannot be loaded: it has no rows"),
     tsv("commas for tabs", (HEADER + ROWS).replace("\t", ","), ["train.tsv cannot be loaded", "#1 String"]),
@@ -27,12 +29,7 @@ SHAPE = [
     folder("no file of the task", "none of the files of this task: train.tsv", {"data/train.csv": "text,label\n"}),
     folder("a folder", "none of the files of", make=lambda folder: (folder / "data/train.tsv").mkdir(parents=True)),
     folder("only training data", "--do_eval needs validation data", {"data/train.tsv": HEADER + ROWS}, EVALUATE),
-    folder(
-        "a bad file beside the one that is wanted",
-        "train.tsv, line 2: 2 columns",
-        {"data/dev.tsv": HEADER + ROWS, "data/train.tsv": HEADER + "1\ta\n"},
-        EVALUATE,
-    ),
+    folder("a bad file beside the one that is wanted", "train.tsv, line 2: 2 columns", BAD_BESIDE, EVALUATE),
     folder("a file for the folder", "--data_dir data has none of the files of this task", {"data": ""}),
 ]
 

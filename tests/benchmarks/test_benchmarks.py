@@ -12,18 +12,11 @@ from benchmarks.__main__ import main, run
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.devices.facts import cpu_bfloat16
-from tests.conftest import on_device
 from tests.distributed.launch import free_port
 
 from .conftest import ROOT
 
 REAL = Path(os.environ.get("MPS_TRAINER_REAL_DATA", ROOT.parent / "shared"))
-
-
-@pytest.fixture(scope="module")
-def built():
-    with on_device("mps"):  # skips the tests where there is none
-        pass
 
 
 def check(result, name, entries, figures):

@@ -8,7 +8,7 @@ import transformers
 from transformers import TrainerCallback
 
 from mps_trainer import DeviceStatsMonitor
-from tests.conftest import logged
+from tests.conftest import callback, logged
 from tests.dropin.conftest import Library
 
 HOST = {"process_rss_bytes", "memory_available_bytes", "swap_used_bytes", "swap_percent", "cpu_percent"}
@@ -16,14 +16,9 @@ DEVICE = {"cpu": set(), "mps": {"mps_allocated_bytes", "mps_driver_allocated_byt
 ALWAYS = {"loss", "grad_norm", "learning_rate", "epoch", "step"}
 
 
-class Tracker(TrainerCallback):
-    """Keeps what it is told, as those of report_to do."""
-
-    def __init__(self):
-        self.told = []
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        self.told.append(dict(logs))
+def tracker(told):
+    """Returns a callback that keeps what it is told, as those of report_to do."""
+    return callback(on_log=lambda logs, **_: told.append(dict(logs)))
 
 
 @pytest.mark.every_device
@@ -47,12 +42,13 @@ def test_a_log_of_the_loss_has_figures_of_device_and_machine(make_trainer, devic
 
 def test_trackers_and_the_display_are_told_wherever_the_monitor_stands_among_the_callbacks(make_trainer, capfd):
     for late in (False, True):
-        tracker = Tracker()
-        trainer = make_trainer({"callbacks": [tracker] if late else [tracker, DeviceStatsMonitor()]}, max_steps=1)
+        told = []
+        callbacks = [tracker(told)] if late else [tracker(told), DeviceStatsMonitor()]
+        trainer = make_trainer({"callbacks": callbacks}, max_steps=1)
         if late:
             trainer.add_callback(DeviceStatsMonitor)
         trainer.train()
-        assert "process_rss_bytes" in tracker.told[0]
+        assert "process_rss_bytes" in told[0]
         assert "process_rss_bytes" in capfd.readouterr().out
 
 
@@ -82,13 +78,13 @@ def test_it_looks_once_for_each_log_and_reads_nothing_from_the_device(mps, make_
 
 
 def test_other_callbacks_keep_their_order(make_trainer):
-    order = [Tracker(), Tracker(), Tracker()]
+    order = [TrainerCallback(), TrainerCallback(), TrainerCallback()]
     plain = [type(each) for each in make_trainer({"callbacks": order}).callback_handler.callbacks]
     trainer = make_trainer({"callbacks": [*order, DeviceStatsMonitor()]})
     first, *others = trainer.callback_handler.callbacks
     assert isinstance(first, DeviceStatsMonitor)
     assert [type(each) for each in others] == plain
-    assert [each for each in others if isinstance(each, Tracker)] == order
+    assert [each for each in others if type(each) is TrainerCallback] == order
 
 
 def test_the_history_of_transformers_own_trainer_has_them_too(tmp_path):

@@ -11,10 +11,6 @@ from mps_trainer.callbacks.events import Events
 EVENT = "on_step_end"
 
 
-class Silent(TrainerCallback):
-    pass
-
-
 class Speaking(TrainerCallback):
     """Notes the control and the other arguments that it gets, and returns a control."""
 
@@ -47,7 +43,7 @@ def fired():
 @pytest.mark.parametrize("details", [{"event": EVENT}, {"event": "on_checkpoint_complete", "checkpoint": "run/c-2"}])
 def test_callbacks_are_called_in_order_and_pass_the_control_on(fired, details):
     said, other = [], TrainerControl()
-    events = fired([Silent(), Completes(said, other), Completes(said)], **details)
+    events = fired([TrainerCallback(), Completes(said, other), Completes(said)], **details)
     assert events.control is other
     assert said[1][0] is other
     names = {"model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}
@@ -57,7 +53,7 @@ def test_callbacks_are_called_in_order_and_pass_the_control_on(fired, details):
 
 def test_an_event_may_begin_with_a_later_callback(fired):
     first, second = [], []
-    callbacks = [Speaking(first), Speaking(second), Silent()]
+    callbacks = [Speaking(first), Speaking(second), TrainerCallback()]
     fired(callbacks, since=callbacks[1])
     assert (len(first), len(second)) == (0, 1)
 
@@ -77,7 +73,7 @@ def test_a_callback_that_is_added_during_an_event_hears_of_it(fired):
 
 
 def test_a_listener_is_a_callback_that_does_something(fired):
-    events = fired([Silent()])
+    events = fired([TrainerCallback()])
     assert not events.has_listener(EVENT)
     assert not events.has_listener("on_checkpoint_complete")
     events.handler.add_callback(completes := Completes([]))
@@ -91,7 +87,7 @@ def test_a_listener_is_a_callback_that_does_something(fired):
 
 @pytest.mark.parametrize("name", ["call_event", EVENT])
 def test_a_handler_with_code_of_the_users_is_not_covered(fired, name):
-    events = fired([Silent()])
+    events = fired([TrainerCallback()])
     assert events.covers(EVENT)
     setattr(events.handler, name, lambda *args, **kwargs: None)
     assert not events.covers(EVENT)

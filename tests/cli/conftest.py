@@ -32,3 +32,14 @@ def command(monkeypatch):
     """Restores the variable that `run` and `launch` set in this process."""
     monkeypatch.setenv("MPS_TRAINER_COMMAND", "")
     monkeypatch.delenv("MPS_TRAINER_COMMAND")
+
+
+@pytest.fixture
+def no_settings(tmp_path, monkeypatch):
+    """Returns the working folder of a user without settings of any kind."""
+    for name in ("ACCELERATE_MIXED_PRECISION", "MPS_TRAINER_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -5,8 +5,6 @@ import json
 
 import pytest
 
-from tests.conftest import on_device
-
 from .test_doctor import run
 
 BERT = """\
@@ -109,26 +107,19 @@ Trainer = Logs
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-@pytest.mark.parametrize("batches", [3, 100])
-def test_check_traces_one_log_and_saves_nothing(check, trainer, batches, tmp_path):
+@pytest.mark.parametrize(("batches", "logging", "logs"), [(3, "steps", 1), (100, "steps", 1), (3, "no", 0)])
+def test_check_traces_one_log_if_there_is_any_and_saves_nothing(check, trainer, batches, logging, logs, tmp_path):
     steps = "report_to=[], num_train_epochs=1, per_device_train_batch_size=12, gradient_accumulation_steps=2, "
-    steps += "save_steps=1, eval_strategy='steps', eval_steps=1"
+    steps += f"save_steps=1, eval_strategy='steps', eval_steps=1, logging_strategy='{logging}'"
     result = check(
         BERT + trainer + LOGS + TRAIN.replace("report_to=[]", steps), f"--batches={batches}", "--json", "report.json"
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("logs ") == 1
+    assert result.stdout.count("logs ") == logs
     reads = json.loads((tmp_path / "report.json").read_text())["blocking_reads"]
-    assert [read["phase"] for read in reads if "# for the log" in read["where"]["text"]] == ["logging"]
+    assert [read["phase"] for read in reads if "# for the log" in read["where"]["text"]] == ["logging"] * logs
     assert not (tmp_path / "out").exists()
     assert ("The run has 3 batches, fewer than the 100 asked for" in result.stdout) == (batches == 100)
-
-
-@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_check_of_a_run_without_logs_traces_none(check, trainer):
-    result = check(BERT + trainer + LOGS + TRAIN.replace("report_to=[]", "report_to=[], logging_strategy='no'"))
-    assert result.returncode == 0, result.stderr
-    assert "logs " not in result.stdout
 
 
 EVALUATES = """
@@ -212,16 +203,9 @@ model = Beyond(config)
 """
 
 
-@pytest.fixture
-def can_simulate():
-    """Skips where the device cannot be simulated; the command switches it on."""
-    with on_device("mps"):
-        pass
-
-
 @pytest.mark.integration  # importing Inductor alone takes seconds
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_check_compiles_the_step(check, trainer, tmp_path, can_simulate):
+def test_check_compiles_the_step(check, trainer, tmp_path, built):
     done = check(trainer + BERT + TRAIN, "--compile", "--json", "report.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not been compiled by Apple's compiler" in done.stdout
@@ -231,7 +215,7 @@ def test_check_compiles_the_step(check, trainer, tmp_path, can_simulate):
 
 
 @pytest.mark.integration
-def test_check_of_a_step_that_cannot_be_compiled_is_1(check, can_simulate):
+def test_check_of_a_step_that_cannot_be_compiled_is_1(check, built):
     done = check(OURS + BERT + NO_METAL + TRAIN, "--compile")
     assert done.returncode == 1
     assert "Ready for mps" in done.stdout

@@ -44,17 +44,15 @@ def test_a_copy_has_every_file_and_nothing_that_was_left_by_a_run(name, tmp_path
 
 
 @pytest.mark.parametrize(("is_installed", "installs"), [(True, False), (False, True)])
-def test_packages_are_named_only_where_one_is_missing(monkeypatch, tmp_path, is_installed, installs):
+@pytest.mark.parametrize(("which", "python"), [("/usr/bin/python", sys.executable), (sys.executable, "python")])
+def test_missing_packages_are_named_and_python_by_its_path_if_the_shell_runs_another(
+    monkeypatch, tmp_path, is_installed, installs, which, python
+):
     monkeypatch.setattr(example, "find_spec", lambda name: is_installed or None)
-    commands = example.next_commands(example.EXAMPLES["image-classification"], tmp_path)
-    assert any(line.endswith("-m pip install 'mps_trainer[examples]'") for line in commands) == installs
-
-
-def test_python_is_named_by_its_path_unless_that_is_what_the_shell_runs(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/python")
-    assert shlex.split(example._python()) == [sys.executable]
-    monkeypatch.setattr(shutil, "which", lambda name: sys.executable)
-    assert example._python() == "python"
+    monkeypatch.setattr(shutil, "which", lambda name: which)
+    *install, _, start = map(shlex.split, example.next_commands(example.EXAMPLES["image-classification"], tmp_path))
+    assert install == [[python, "-m", "pip", "install", "mps_trainer[examples]"]] * installs
+    assert start[0] == python
 
 
 def test_a_copy_that_fails_on_the_way_is_taken_back(monkeypatch, tmp_path, capsys):

@@ -34,12 +34,8 @@ def test_fit_of_a_script_that_fits_is_0_and_trains_nothing(fit, trainer, tmp_pat
     assert "Computing" not in result.stderr  # no terminal
     assert "are now mps_trainer's" not in result.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["macs"][0] == {
-        "memory_gb": 8,
-        "bytes_recommended": 5726623061,
-        "bytes_recommended_on_some": None,
-        "fits": True,
-    }
+    memory = {"memory_gb": 8, "bytes_recommended": 5726623061, "bytes_recommended_on_some": None}
+    assert report["macs"][0] == {**memory, "fits": True}
     assert (Trainer.train, Trainer.evaluate) == before
     assert not (tmp_path / "out").exists()
 

@@ -13,24 +13,30 @@ COMMANDS = ("", *(module.__name__.rpartition(".")[2] for module in cli.COMMANDS)
 HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
 
 
-def help_of(command, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main([*command.split(), "--help"])
-    assert end.value.code == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def printed(capsys):
+    """`printed("run", "--help")` returns what a command line that ends by itself prints."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as end:
+            cli.main(list(words))
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_a_screen(command, capsys, monkeypatch):
+def test_help_fits_a_screen(command, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    lines = help_of(command, capsys).splitlines()
+    lines = printed(*command.split(), "--help").splitlines()
     assert 5 < len(lines) <= 23  # of a terminal's 24; the prompt has the last
     assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
-def test_help_begins_with_an_example_that_the_command_takes(command, capsys):
-    example = help_of(command, capsys).splitlines()[0].removeprefix("example: ").split()
+def test_help_begins_with_an_example_that_the_command_takes(command, printed):
+    example = printed(command, "--help").splitlines()[0].removeprefix("example: ").split()
     assert example[:2] == ["mps-trainer", command]
     assert cli._parser().parse_args(example[1:]).command == command
 
@@ -58,29 +64,24 @@ def test_underscores_and_dashes_are_the_same_but_for_the_scripts_own_flags(line)
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "says", "command"),
     [
-        (
-            "doctor --fatcs x",
-            "unrecognized arguments: --fatcs. Did you mean --facts? See `mps-trainer doctor --help`.",
-        ),
-        (
-            "simulate --memroy=8GB x.py",
-            "unrecognized arguments: --memroy=8GB. Did you mean --memory? See `mps-trainer simulate --help`.",
-        ),
-        ("check x.py --json", "There is no file x.py to run. Name a Python script."),
-        ("fit nowhere.py", "There is no file nowhere.py to run. Name a Python script."),
-        ("doctor facts.json", "unrecognized arguments: facts.json. See `mps-trainer doctor --help`."),
-        ("--wrong", "unrecognized arguments: --wrong. See `mps-trainer --help`."),
-        ("docter", "unknown command 'docter'. Did you mean doctor? See `mps-trainer --help`."),
-        ("xyzzy", "unknown command 'xyzzy'. See `mps-trainer --help`."),
-        ("", "the following arguments are required: COMMAND. See `mps-trainer --help`."),
-        ("simulate --memory 8GB", "the following arguments are required: SCRIPT. See `mps-trainer simulate --help`."),
+        ("doctor --fatcs x", "unrecognized arguments: --fatcs. Did you mean --facts?", " doctor"),
+        ("simulate --memroy=8GB x.py", "unrecognized arguments: --memroy=8GB. Did you mean --memory?", " simulate"),
+        ("check x.py --json", "There is no file x.py to run. Name a Python script.", None),
+        ("fit nowhere.py", "There is no file nowhere.py to run. Name a Python script.", None),
+        ("doctor facts.json", "unrecognized arguments: facts.json.", " doctor"),
+        ("--wrong", "unrecognized arguments: --wrong.", ""),
+        ("docter", "unknown command 'docter'. Did you mean doctor?", ""),
+        ("xyzzy", "unknown command 'xyzzy'.", ""),
+        ("", "the following arguments are required: COMMAND.", ""),
+        ("simulate --memory 8GB", "the following arguments are required: SCRIPT.", " simulate"),
     ],
 )
-def test_a_wrong_command_line_is_refused_in_one_line_with_the_nearest_name(line, says, capsys):
+def test_a_wrong_command_line_is_refused_in_one_line_with_the_nearest_name(line, says, command, capsys):
     assert cli.main(line.split()) == 2
-    assert capsys.readouterr().err == f"mps-trainer: error: {says}\n"
+    see = "" if command is None else f" See `mps-trainer{command} --help`."
+    assert capsys.readouterr().err == f"mps-trainer: error: {says}{see}\n"
 
 
 def test_ctrl_c_is_said_in_a_line(monkeypatch, capsys):
@@ -111,11 +112,8 @@ complete_line mps-trainer --print-completion ''
 """
 
 
-def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["--print-completion", "bash"])
-    assert end.value.code == 0
-    (tmp_path / "completion.bash").write_text(capsys.readouterr().out)
+def test_bash_completes_commands_flags_values_and_files(tmp_path, printed):
+    (tmp_path / "completion.bash").write_text(printed("--print-completion", "bash"))
     (tmp_path / "train.py").touch()
     (tmp_path / "data.csv").touch()
     (tmp_path / "into").mkdir()
@@ -137,10 +135,8 @@ def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
     ]
 
 
-def test_zsh_is_told_a_line_for_each_command(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--print-completion", "zsh"])
-    script = capsys.readouterr().out
+def test_zsh_is_told_a_line_for_each_command(printed):
+    script = printed("--print-completion", "zsh")
     assert script.startswith("#compdef mps-trainer\n")
     for command in COMMANDS[1:]:
         (line,) = [line for line in script.splitlines() if line.startswith(f"    {command}:'")]

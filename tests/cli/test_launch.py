@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mps_trainer import cli
-from tests import HUNG_AFTER
+from tests import HUNG_AFTER, ROOT
 from tests.launching.test_processes import MAC
 
 from .test_doctor import run
@@ -20,16 +20,13 @@ WATERMARK = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(no_settings, monkeypatch):
     """A working folder with a script, for a user with no settings of any kind."""
-    for name in (*NAMES, WATERMARK, "MPS_TRAINER_TRACEBACK"):
+    for name in (*NAMES, WATERMARK):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (no_settings / "train.py").write_text("")
+    return no_settings
 
 
 class Started(BaseException):
@@ -184,19 +181,17 @@ def test_two_processes_find_each_other_and_the_status_is_that_of_the_one_that_fa
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        (["train.py", "--x"], ["train.py", "--x"]),
-        (["-m", "json.tool"], ["-m", "json.tool"]),
-        (
-            ["--num_processes", "2", "train.py", "--x"],
-            ["-m", "mps_trainer", "launch", "--num_processes", "2", "train.py", "--x"],
-        ),
+        ("train.py --x", "train.py --x"),
+        ("-m json.tool", "-m json.tool"),
+        ("--num_processes 2 train.py --x", "-m mps_trainer launch --num_processes 2 train.py --x"),
     ],
 )
 def test_restarts_are_of_what_would_be_started_without_them(folder, monkeypatch, words, command):
     def supervise(started, most, environ, hang_timeout):
         assert hang_timeout is None
-        assert (started[0], started[1:], most, environ["ACCELERATE_USE_CPU"]) == (sys.executable, command, 3, "true")
+        assert started == [sys.executable, *command.split()]
+        assert (most, environ["ACCELERATE_USE_CPU"]) == (3, "true")
         return 7
 
     monkeypatch.setattr(cli.launch, "supervise", supervise)
-    assert cli.main(["launch", "--cpu", "--restarts", "3", *words]) == 7
+    assert cli.main(["launch", "--cpu", "--restarts", "3", *words.split()]) == 7

@@ -36,6 +36,8 @@ def test_run_works_again_in_one_process_and_with_the_import(script, before):
         ("sys.exit(7)", 7, ""),
         ("sys.exit('no data')", 1, "no data\n"),
         ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
+        ("raise GeneratorExit('wrong')", 1, "GeneratorExit: wrong\n"),
+        ("raise type('Own', (BaseException,), {})('wrong')", 1, "Own: wrong\n"),
         ("1 +", 1, "SyntaxError: invalid syntax\n"),
     ],
 )
@@ -44,6 +46,24 @@ def test_run_ends_as_python_does(script, text, status, said):
     assert ended.returncode == status
     assert ended.stderr.endswith(said)
     assert "mps_trainer/cli" not in ended.stderr
+    assert ended.stderr.count('File "') == (": " in said)
+
+
+STREAMS = {
+    "none": "sys.stdout = sys.stderr = None",
+    "deleted": "del sys.stdout, sys.stderr",
+    "replaced": "import io\nsys.stdout = sys.stderr = io.StringIO()",
+    "not a stream": "sys.stdout = sys.stderr = 7",
+}
+
+
+@pytest.mark.parametrize("what", STREAMS.values(), ids=STREAMS)
+def test_run_restores_the_streams(script, what, capfd):
+    ended = script(f"print('said by the script', flush=True)\n{what}\n")
+    assert (ended.returncode, ended.stdout) == (0, "said by the script\n")
+    print("said by this program")
+    print("reported by this program", file=sys.stderr)
+    assert capfd.readouterr() == ("said by this program\n", "reported by this program\n")
 
 
 def test_run_replaces_the_trainer_of_modules_beside_the_script(script, tmp_path, monkeypatch):

@@ -3,14 +3,13 @@
 import errno
 import json
 import os
+from unittest import mock
 
 import pytest
 
 from mps_trainer import MachineFacts
 from mps_trainer.cli import main, selftest
-from mps_trainer.selftest import CHECKS, Lab
-from mps_trainer.simulator import SimulatorUnavailableError
-from mps_trainer.simulator.build import load_extension
+from mps_trainer.selftest import CHECKS
 from tests.devices.machines import MACHINES
 
 from .test_doctor import run
@@ -19,6 +18,13 @@ from .test_doctor import run
 @pytest.fixture
 def on_cpu(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+@pytest.fixture
+def fine(on_cpu, monkeypatch):
+    """Every check passes at once."""
+    for name in CHECKS:
+        monkeypatch.setitem(CHECKS, name, lambda lab: ("fine", {}))
 
 
 def test_selftest_of_a_working_machine_is_0_with_a_table_and_a_report(on_cpu, capsys, tmp_path):
@@ -39,13 +45,8 @@ def test_selftest_of_a_working_machine_is_0_with_a_table_and_a_report(on_cpu, ca
     assert "recorded " in capsys.readouterr().out
 
 
-def test_selftest_with_a_failed_check_is_1(on_cpu, capsys, monkeypatch, tmp_path):
-    def wrong(lab: Lab):
-        raise ZeroDivisionError("division by zero")
-
-    for name in CHECKS:
-        monkeypatch.setitem(CHECKS, name, lambda lab: ("fine", {}))
-    monkeypatch.setitem(CHECKS, "fp16", wrong)
+def test_selftest_with_a_failed_check_is_1(fine, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(CHECKS, "fp16", lambda lab: 1 / 0)
     assert main(["selftest", "--json", str(tmp_path / "report.json")]) == 1
     printed = capsys.readouterr()
     (line,) = [line for line in printed.out.splitlines() if line.startswith("fp16")]
@@ -73,11 +74,7 @@ def test_selftest_on_a_mac_does_not_simulate(monkeypatch, capsys):
 
 
 @pytest.mark.integration
-def test_selftest_names_a_simulated_device_and_sets_the_fallback_in_time(tmp_path):
-    try:
-        load_extension()
-    except SimulatorUnavailableError as error:
-        pytest.skip(str(error))
+def test_selftest_names_a_simulated_device_and_sets_the_fallback_in_time(tmp_path, built):
     result = run("selftest", "--simulate", "--fallback", "--json", str(tmp_path / "report.json"))
     assert result.returncode == 0, result.stdout
     assert result.stdout.startswith("Checked: mps, SIMULATED; ")
@@ -87,11 +84,8 @@ def test_selftest_names_a_simulated_device_and_sets_the_fallback_in_time(tmp_pat
     assert {check["status"] for check in report["checks"]} == {"passed"}
 
 
-def test_selftest_with_a_report_on_a_full_disk_is_2_after_the_table(on_cpu, capsys, monkeypatch):
-    if not os.path.exists("/dev/full"):
-        pytest.skip("this system has no /dev/full")
-    for name in CHECKS:
-        monkeypatch.setitem(CHECKS, name, lambda lab: ("fine", {}))
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_selftest_with_a_report_on_a_full_disk_is_2_after_the_table(fine, capsys):
     assert main(["selftest", "--json", "/dev/full"]) == 2
     printed = capsys.readouterr()
     assert f"{len(CHECKS)} passed, 0 failed" in printed.out
@@ -99,9 +93,7 @@ def test_selftest_with_a_report_on_a_full_disk_is_2_after_the_table(on_cpu, caps
 
 
 def test_selftest_without_a_folder_for_temporary_files_is_2(on_cpu, capsys, monkeypatch):
-    def full(**settings):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr("mps_trainer.selftest.run.tempfile.TemporaryDirectory", full)
     assert main(["selftest"]) == 2
     assert "error: There is no folder for temporary files" in capsys.readouterr().err

@@ -8,28 +8,18 @@ import time
 
 import pytest
 
-from mps_trainer.simulator import SimulatorUnavailableError
-from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER
 
 from .test_doctor import run
 
-
-@pytest.fixture(autouse=True)
-def built():
-    """Built before, so that the tests see what a second run prints."""
-    try:
-        load_extension()
-    except SimulatorUnavailableError as error:
-        pytest.skip(str(error))
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("built")]  # a second run prints less
 
 
 @pytest.fixture
 def script(tmp_path):
     def write(text: str) -> str:
-        path = tmp_path / "train.py"
-        path.write_text(text)
-        return str(path)
+        (tmp_path / "train.py").write_text(text)
+        return str(tmp_path / "train.py")
 
     return write
 
@@ -45,7 +35,6 @@ print(sys.argv[1:], __name__, torch.special.airy_ai(x).device, (x + helper.ONE).
 """
 
 
-@pytest.mark.integration
 def test_simulate_runs_a_script_as_python_does_and_reports_on_stderr_and_as_json(script, tmp_path):
     (tmp_path / "helper.py").write_text("ONE = 1\n")
     path = tmp_path / "report.json"
@@ -78,7 +67,6 @@ except NotImplementedError:
 """
 
 
-@pytest.mark.integration
 def test_simulate_of_a_script_that_trains_and_runs_out_of_memory_has_its_traceback_and_a_report(script, tmp_path):
     result = run("simulate", "--memory", "64MB", script(TRAINS_AND_FAILS), cwd=tmp_path)
     assert result.returncode == 1
@@ -91,7 +79,6 @@ def test_simulate_of_a_script_that_trains_and_runs_out_of_memory_has_its_traceba
     assert "64.0 MiB recommended" in report
 
 
-@pytest.mark.integration
 def test_simulate_of_an_interrupted_script_reports_without_a_traceback(script):
     text = "import time\nprint('started', flush=True)\ntime.sleep(60)\n"
     # ignored in what a shell runs in the background, and what is ignored stays so in a new process

@@ -1,5 +1,6 @@
 """Processes that die, and are started again. A shell takes the place of the script."""
 
+import contextlib
 import json
 import os
 import signal
@@ -35,6 +36,27 @@ def shell(tmp_path, monkeypatch):
         return status, len((tmp_path / "starts").read_text())
 
     return run
+
+
+@contextlib.contextmanager
+def signal_after(path, signum, seconds=0.0):
+    """Sends this process a signal after there is a file."""
+
+    def send():
+        while not path.exists():
+            time.sleep(0.01)
+        time.sleep(seconds)
+        os.kill(os.getpid(), signum)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    yield
+    sender.join()
+
+
+def assert_ended(path):
+    worker = int(path.read_text())
+    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(
@@ -87,34 +109,19 @@ def test_a_run_without_progress_ends(shell, capsys):
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_passed_on_and_ends_the_run(shell, capsys, tmp_path, signum, status):
-    def send():
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signum)
-
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    sender = threading.Thread(target=send)
-    sender.start()
     # the shell waits in the background: it would run the trap only when a command has ended
     text = f"trap 'echo saved >> out.txt; exit {status}' INT TERM; at 5; touch ready; sleep 5 & wait $!"
-    assert shell(text) == (status, 1)
-    sender.join()
+    with signal_after(tmp_path / "ready", signum):
+        assert shell(text) == (status, 1)
     assert (tmp_path / "out.txt").read_text() == "saved\n"  # once
     assert capsys.readouterr().err == ""
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
 def test_a_signal_during_a_pause_ends_the_run(shell, tmp_path):
-    def send():
-        while not (tmp_path / "starts").exists():
-            time.sleep(0.01)
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    assert shell("kill -ABRT $$", pause=60) == (143, 1)
-    sender.join()
+    with signal_after(tmp_path / "starts", signal.SIGTERM, 0.3):
+        assert shell("kill -ABRT $$", pause=60) == (143, 1)
 
 
 @pytest.mark.parametrize("deaf", ["", "trap '' ABRT; "])
@@ -125,8 +132,7 @@ def test_run_that_hangs_is_started_again(shell, capsys, monkeypatch, tmp_path, d
     err = capsys.readouterr().err
     assert err.startswith("mps-trainer: the run made no progress for 0.4 s after step 5. Restart 1 of 3 in 0.01 s: ")
     assert "examples at a time" not in err
-    worker = int((tmp_path / "worker").read_text())
-    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+    assert_ended(tmp_path / "worker")
 
 
 def test_progress_and_what_is_not_training_do_not_hang(shell, capsys):
@@ -151,8 +157,7 @@ def test_python_says_where_it_hangs(tmp_path, monkeypatch, capfd):
 
 def test_workers_of_a_dead_run_are_ended(shell, tmp_path):
     assert shell('[ "$number" = 2 ] && exit 0; sleep 60 & echo $! > worker; kill -KILL $$') == (0, 2)
-    worker = int((tmp_path / "worker").read_text())
-    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+    assert_ended(tmp_path / "worker")
 
 
 def test_newest_checkpoint_is_one_of_the_run(tmp_path, monkeypatch):

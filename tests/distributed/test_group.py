@@ -1,14 +1,16 @@
 """Two processes on one machine, over gloo on the loopback interface."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import torch.distributed
 
-from mps_trainer import MachineFacts, MisconfigurationException, TrainingArguments, distributed, resolve
+from mps_trainer import MachineFacts, TrainingArguments, distributed, resolve
 from mps_trainer.devices import DeviceRequest
+from tests.conftest import refusal
 from tests.distributed import differing
 
 PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
@@ -83,21 +85,19 @@ def test_the_backend_is_the_devices_first_that_torch_has_unless_it_is_named(
     ("backend", "built", "said"),
     [
         ("mpi", ["gloo"], "ddp_backend='mpi' cannot be used on cpu: .* this torch has gloo for it. Take one of those"),
-        ("ccl", ["gloo", "mpi"], "this torch has gloo and mpi for it.*import the package that adds"),
+        ("ccl", ["gloo", "mpi"], ".*this torch has gloo and mpi for it.*import the package that adds"),
         (None, ["nccl"], "Several processes cannot train on cpu with this torch.*gloo, mpi, ccl"),
     ],
 )
 def test_a_backend_that_torch_has_not_is_refused_before_a_group_exists(joined, built_with, backend, built, said):
     built_with(*built)
-    with pytest.raises(MisconfigurationException, match=said):
-        init(backend=backend)
+    assert re.match(said, refusal(init, backend=backend))
     assert joined == []
 
 
 def test_a_torch_without_processes_says_so(joined, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    with pytest.raises(MisconfigurationException, match=r"2 processes .* built without torch\.distributed"):
-        init()
+    assert re.search(r"2 processes .* built without torch\.distributed", refusal(init))
 
 
 def test_a_step_of_slurm_meets_at_its_first_host(joined):
@@ -108,9 +108,7 @@ def test_a_step_of_slurm_meets_at_its_first_host(joined):
 def test_processes_that_do_not_find_each_other_are_told_in_a_line(monkeypatch):
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(MisconfigurationException, match=r"Process 0 of 2 .* MASTER_ADDR expected.*torchrun") as told:
-        init()
-    assert "\n" not in str(told.value)
+    assert re.match(r"Process 0 of 2 .* MASTER_ADDR expected.*torchrun", refusal(init))
 
 
 def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypatch):

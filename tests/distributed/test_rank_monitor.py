@@ -4,6 +4,7 @@ import re
 import socket
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -104,15 +105,11 @@ def test_numbers_of_different_places_are_refused_at_once(monkeypatch):
     """gloo adds what comes in the same order, whatever it means."""
     others: list[torch.Tensor] = []
 
-    class Work:
-        def wait(self) -> None:
-            pass
-
     def all_reduce(tensor, operation, group, async_op):
         own = tensor.clone()
         tensor += others.pop() if others else own
         others.append(own)
-        return Work()
+        return mock.Mock()
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     two = Processes(0, 2)
@@ -152,11 +149,8 @@ def test_a_process_that_stops_asking_when_the_store_closes_has_not_ended(togethe
 
 
 def test_the_wait_for_the_first_process_to_tokenize_is_named(together, monkeypatch):
-    def timed_out() -> None:
-        raise RuntimeError(LOST)
-
     monkeypatch.setattr(rank_monitor, "_own", together(2)[1])
-    monkeypatch.setattr(dist, "barrier", timed_out)
+    monkeypatch.setattr(dist, "barrier", mock.Mock(side_effect=RuntimeError(LOST)))
     with pytest.raises(RuntimeError) as raised, first(False, "tokenizing"):
         pass
     assert "did not come to the barrier at tokenizing: process 0 (pid" in explanation_of(raised.value)

@@ -7,13 +7,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.fit.fake_models import models_are_fake
-
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-LLAMA = transformers.LlamaConfig(vocab_size=48, tie_word_embeddings=True, attention_bias=True, **SIZES)
+from tests.tiny import tiny
 
 
 def llama(**settings):
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA.to_dict(), **settings}))
+    given = {"vocab_size": 48, "intermediate_size": 32, "tie_word_embeddings": True, "attention_bias": True}
+    return tiny("LlamaForCausalLM", **{**given, **settings})
 
 
 @pytest.fixture

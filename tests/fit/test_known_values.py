@@ -42,7 +42,7 @@ def test_changes_in_place_are_followed_and_those_that_are_not_known_end_it():
     assert fake_with_values(IDS).sum().item() == 28
 
 
-def test_large_and_random_tensors_have_no_known_values():
+def test_large_random_and_uninitialized_tensors_have_no_known_values():
     many = fake_with_values(torch.zeros(_MOST + 1, dtype=torch.long))
     assert many.sum().item() == 1
     allowed = torch.ones(_MOST_FRACTIONS + 1, dtype=torch.bool, device=many.device)
@@ -52,9 +52,6 @@ def test_large_and_random_tensors_have_no_known_values():
     dropped = torch.zeros(4, device=many.device)
     dropped.bernoulli_(0.5)
     assert dropped.sum().item() == 1.0
-
-
-def test_uninitialized_memory_has_no_known_values():
     rows = fake_with_values(IDS)
     for empty in (rows.new_empty(4), torch.empty(4, device=rows.device), torch.empty_like(rows)):
         assert values_of(empty) is None

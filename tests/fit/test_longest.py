@@ -8,12 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer import Trainer
 from mps_trainer.fit import estimate
 from mps_trainer.fit.chips import CHIPS, Chip, least_seconds
 from mps_trainer.fit.fit_report import SIZES
 from mps_trainer.fit.longest import MOST, STEP, longest, longest_texts
 from mps_trainer.fit.step import StepCost, as_on_mps, largest_batch, measure_step
+from tests.conftest import refusal
 from tests.fit.test_estimate import LENGTH, image, llama, text, vit
 from tests.tiny import tiny
 
@@ -80,8 +81,7 @@ def test_positions_and_labels_limit_no_text_wrongly(make_args, positions):
 
 def test_a_batch_without_tokens_is_refused(make_args):
     trainer = trainer_of(make_args, vit(), [image() for _ in range(4)])
-    with pytest.raises(MisconfigurationException, match="--longest needs batches with input_ids"):
-        estimate(trainer, longest=True)
+    assert "--longest needs batches with input_ids" in refusal(estimate, trainer, longest=True)
 
 
 def cost_of(make_args, **settings):

@@ -1,18 +1,16 @@
 """Batches of ever new lengths do not make the memory that mps holds grow without end."""
 
-import contextlib
 import gc
 import logging
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from mps_trainer.devices.watermarks import HIGH
 from mps_trainer.guards.memory import MemoryGuard
 from tests import installed_torch
-from tests.conftest import callback, on_device
+from tests.conftest import callback, on_device, refusal
 
 MIB = 2**20
 TIMES = 1.5
@@ -35,22 +33,15 @@ class Reader(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels)}
 
 
-class Texts(Dataset):
-    """Of random lengths."""
-
-    def __init__(self):
-        self.lengths = torch.randint(1, 951, (2000,), generator=torch.Generator().manual_seed(0)).tolist()
-
-    def __len__(self):
-        return len(self.lengths)
-
-    def __getitem__(self, index):
-        return {"x": torch.full((self.lengths[index],), 7), "labels": index % 2}
+def texts():
+    """Returns 2,000 of random lengths."""
+    lengths = torch.randint(1, 951, (2000,), generator=torch.Generator().manual_seed(0)).tolist()
+    return [{"x": torch.full((length,), 7), "labels": index % 2} for index, length in enumerate(lengths)]
 
 
 def padded(rows):
-    texts = nn.utils.rnn.pad_sequence([row["x"] for row in rows], batch_first=True)
-    return {"x": texts, "labels": torch.tensor([row["labels"] for row in rows])}
+    x = nn.utils.rnn.pad_sequence([row["x"] for row in rows], batch_first=True)
+    return {"x": x, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
 @pytest.fixture
@@ -66,7 +57,7 @@ def ratios(make_trainer):
 
         gc.collect()
         with on_device("mps", memory="256MB"):
-            given = {"train_dataset": Texts(), "eval_dataset": None, "data_collator": padded}
+            given = {"train_dataset": texts(), "eval_dataset": None, "data_collator": padded}
             make_trainer(
                 {"model": Reader(), "callbacks": [callback(on_step_begin=watch)], **given},
                 **{"use_cpu": False, "max_steps": steps, "logging_steps": LOG, "per_device_train_batch_size": 4},
@@ -102,11 +93,11 @@ def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, 
     assert kept
 
 
-def test_a_release_keeps_the_compiled_graphs_if_buffers_are_enough(make_trainer):
+def test_a_release_keeps_the_compiled_graphs_if_buffers_are_enough():
     """torch.mps.empty_cache() drops the graphs as well, so that each is compiled again."""
     gc.collect()
     with on_device("mps", memory="512MB") as device:
-        trainer = make_trainer(use_cpu=False)
+        guard = MemoryGuard(torch.device("mps"))
         square = torch.ones(2, 2, device="mps")
 
         def graphs():
@@ -118,7 +109,7 @@ def test_a_release_keeps_the_compiled_graphs_if_buffers_are_enough(make_trainer)
         del unused
         torch.accelerator.reset_peak_memory_stats()
         held = torch.mps.driver_allocated_memory()
-        trainer._mt_memory_guard.maybe_release()
+        guard.maybe_release()
         assert torch.mps.driver_allocated_memory() < held - 200 * MIB
         assert graphs() == before
         torch.mps.empty_cache()
@@ -144,9 +135,11 @@ def test_the_limit_is_that_of_the_environment_or_of_the_arguments(
         monkeypatch.setenv(HIGH, environ)
     with on_device("mps", memory="1GB"):
         make_trainer(use_cpu=False, **settings)
-        allocated = pytest.raises(RuntimeError, match=f"max allowed: {limit}") if limit else contextlib.nullcontext()
-        with allocated:
-            torch.empty(2 * 2**30, dtype=torch.uint8, device="mps")
+        given = {"dtype": torch.uint8, "device": "mps"}
+        if limit:
+            assert f"max allowed: {limit}" in refusal(torch.empty, 2 * 2**30, kind=RuntimeError, **given)
+        else:
+            torch.empty(2 * 2**30, **given)
     warned = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     assert len(warned) == (environ is not None and "memory_fraction" in settings)
 

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from mps_trainer.distributed import Processes
 from mps_trainer.guards.signals import SignalHandler, how_to_go_on
+from tests.conftest import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +62,7 @@ def test_a_second_signal_ends_at_once():
 def test_a_run_ends_as_its_signal_would_end_it(signum, error, said, printed, capsys):
     stop = SignalHandler()
     stop.signum = signum
-    with pytest.raises(error, match=said):
-        stop.end("saved here")
+    assert refusal(stop.end, "saved here", kind=error) == said
     assert capsys.readouterr().err == printed
 
 

@@ -53,13 +53,18 @@ def test_the_card_says_data_device_precision_and_versions(write):
     assert "- Loss: " in text
 
 
+def table_of_rows():
+    rows = [{"x": row["x"].tolist(), "labels": row["labels"]} for row in examples(8)]
+    return datasets.Dataset.from_list(rows).with_format("torch")
+
+
 def test_a_dataset_of_the_hub_is_named_with_split_and_licence(write):
     def rows(split):
-        made = datasets.Dataset.from_list([{"x": row["x"].tolist(), "labels": row["labels"]} for row in examples(8)])
+        made = table_of_rows()
         made.info.builder_name, made.info.dataset_name = "parquet", "points"
         made.info.config_name, made.info.license = "small|er", "mit"
         made._split = datasets.NamedSplit(split)
-        return made.with_format("torch")
+        return made
 
     text = write(trainer={"train_dataset": rows("train"), "eval_dataset": rows("validation")})
     lines = section(text, "## Training and evaluation data").splitlines()[2:]
@@ -78,9 +83,7 @@ def test_a_simulated_device_is_called_one(make_trainer, mps):
 
 
 def test_a_dataset_made_in_memory_is_not_called_none(write):
-    rows = [{"x": row["x"].tolist(), "labels": row["labels"]} for row in examples(8)]
-    made = datasets.Dataset.from_list(rows).with_format("torch")
-    text = write(trainer={"train_dataset": made, "eval_dataset": made})
+    text = write(trainer={"train_dataset": table_of_rows(), "eval_dataset": table_of_rows()})
     assert "None" not in text.split("## Training procedure")[0]
     assert "an unknown dataset" in text
 
@@ -124,11 +127,7 @@ def test_a_card_of_somebody_else_is_kept_and_named_and_an_own_one_is_written_ove
         (folder / "README.md").write_text(first.replace("More information needed", "Boats, by Ada.", 1))
         write(overwrite_output_dir=True)
     assert "Boats, by Ada." in (folder / "README.before.2.md").read_text()
-    assert sorted(path.name for path in folder.glob("README*")) == [
-        "README.before.2.md",
-        "README.before.md",
-        "README.md",
-    ]
+    assert len(list(folder.glob("README*"))) == 3
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.before.md"])
@@ -145,11 +144,8 @@ def test_a_link_is_replaced_and_its_target_stays(write, tmp_path, name, target):
         outside.mkdir()
     assert card.is_ours(write())
     assert not (folder / "README.md").is_symlink()
-    if target == "a file":
-        assert outside.read_text() == "# Theirs\n"
-    else:
-        assert outside.is_dir() == (target == "a folder")
-        assert outside.exists() == (target == "a folder")
+    assert (outside.is_file(), outside.is_dir()) == (target == "a file", target == "a folder")
+    assert target != "a file" or outside.read_text() == "# Theirs\n"
     kept = {path.read_text() for path in folder.glob("README.before*") if path.is_file()}
     assert kept == ({"# Theirs\n"} if target == "a file" else set()) | ({"# Mine\n"} if name != "README.md" else set())
 

@@ -70,20 +70,12 @@ def env(hub: StandInHub, tmp_path: Path, monkeypatch) -> dict[str, str]:
 
 def command(out: Path, *more: str) -> list[str]:
     """The documented arguments of `python`; of a flag that `more` gives again, the last value counts."""
-    return [
-        "run_glue.py",
-        *("--model_name_or_path", MODEL),
-        *("--task_name", "mrpc"),
-        "--do_train",
-        "--do_eval",
-        *("--max_seq_length", "128"),
-        *("--per_device_train_batch_size", str(BATCH_SIZE)),
-        *("--learning_rate", "2e-5"),
-        *("--num_train_epochs", str(EPOCHS)),
-        *("--output_dir", str(out)),
-        "--overwrite_output_dir",
-        *more,
-    ]
+    words = (
+        f"run_glue.py --model_name_or_path {MODEL} --task_name mrpc --do_train --do_eval --max_seq_length 128 "
+        f"--per_device_train_batch_size {BATCH_SIZE} --learning_rate 2e-5 --num_train_epochs {EPOCHS} "
+        "--overwrite_output_dir --output_dir"
+    )
+    return [*words.split(), str(out), *more]
 
 
 @pytest.fixture

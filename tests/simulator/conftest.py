@@ -5,13 +5,6 @@ import pytest
 from tests.conftest import on_device
 
 
-@pytest.fixture(scope="session")
-def built():
-    """Skips tests that need the device where it cannot be compiled."""
-    with on_device("mps"):
-        pass
-
-
 @pytest.fixture
 def mps_with_fallback():
     with on_device("mps", fallback=True) as device:

@@ -1,5 +1,6 @@
 """The device is compiled once, where it can be; where it cannot, one line says why and what to do."""
 
+import functools
 import importlib.util
 import os
 import platform
@@ -13,6 +14,9 @@ import torch
 
 from mps_trainer.simulator import SimulatorUnavailableError, build
 from tests import HUNG_AFTER
+from tests.conftest import refusal
+
+refused = functools.partial(refusal, build.load_extension, kind=SimulatorUnavailableError)
 
 # The least that builds and can be imported.
 TINY = """
@@ -37,14 +41,6 @@ def sources(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(build, "SOURCES", folder)
     return folder
-
-
-def refusal() -> str:
-    with pytest.raises(SimulatorUnavailableError) as caught:
-        build.load_extension()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
 
 
 def without_ninja(patch, folder):
@@ -73,13 +69,13 @@ OBSTACLES = {
 def test_what_keeps_the_device_from_being_compiled_is_named(built, sources, monkeypatch, tmp_path, said):
     (tmp_path / "file").touch()
     OBSTACLES[said](monkeypatch, tmp_path)
-    assert said in refusal()
+    assert said in refused()
 
 
 @pytest.mark.integration
 def test_error_of_the_compiler_is_shown_and_its_log_kept(built, sources, capfd):
     (sources / "broken.cpp").write_text("int broken = ;\n")
-    text = refusal()
+    text = refused()
     assert "broken.cpp:1:14: error: expected primary-expression" in text
     log = Path(text.rsplit(" is in ", 1)[1].rstrip("."))
     assert "expected primary-expression" in log.read_text()
@@ -94,7 +90,7 @@ def test_damaged_library_says_what_to_delete(built, sources):
     library = build._library(build.SOURCES, build.MODULE)
     library.parent.mkdir(parents=True)
     library.write_bytes(b"not a library")
-    assert f"Delete {library.parent}" in refusal()
+    assert f"Delete {library.parent}" in refused()
 
 
 def test_source_and_torch_decide_where_it_belongs(sources, monkeypatch):

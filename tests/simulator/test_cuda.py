@@ -2,18 +2,13 @@
 
 import os
 import sys
+from unittest import mock
 
 import pytest
 import torch
 
 from mps_trainer.simulator import SimulatorUnavailableError, build, cuda
 from tests import run_python
-
-CUDA_BUILD = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is not built for CUDA")
-
-
-def refuse(*arguments, **settings):
-    raise OSError("no library is loaded here")
 
 
 @pytest.fixture
@@ -22,7 +17,7 @@ def hide(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda, "_library", None)
     monkeypatch.setattr(cuda, "_failed", None)
     monkeypatch.setattr(build.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(cuda.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(cuda.ctypes, "CDLL", mock.Mock(side_effect=OSError("no library is loaded here")))
     monkeypatch.setattr(cuda, "built", lambda sources, name: tmp_path / "library.so")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
@@ -70,18 +65,14 @@ with simulated_mps():
 """
 
 
-@CUDA_BUILD
+OURS = "from mps_trainer.simulator import simulated_mps\n"
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch is not built for CUDA")
 @pytest.mark.integration
-def test_a_build_for_cuda_has_the_device_when_the_simulator_comes_first():
-    code = f"from mps_trainer.simulator import simulated_mps\nimport torch\n{GRADIENT}"
-    done = run_python("-c", code, CUDA_VISIBLE_DEVICES="")
+def test_a_build_for_cuda_has_the_device_when_the_simulator_comes_first_and_says_so_otherwise():
+    done = run_python("-c", f"{OURS}import torch\n{GRADIENT}", CUDA_VISIBLE_DEVICES="")
     assert (done.returncode, done.stdout, done.stderr) == (0, "mps [2.0, 2.0]\n", "")
-
-
-@CUDA_BUILD
-@pytest.mark.integration
-def test_a_build_for_cuda_that_came_first_is_told_in_one_line():
-    code = f"import torch\nfrom mps_trainer.simulator import simulated_mps\n{GRADIENT}"
-    done = run_python("-c", code, CUDA_VISIBLE_DEVICES="")
+    done = run_python("-c", f"import torch\n{OURS}{GRADIENT}", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1
     assert "Import mps_trainer.simulator before torch" in done.stderr.splitlines()[-1]

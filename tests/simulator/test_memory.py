@@ -1,15 +1,16 @@
 """Memory is counted and limited, so that what runs out of it on a small Mac does so here."""
 
 import gc
+import re
 
 import pytest
 import torch
 
-from mps_trainer.errors import MisconfigurationException
 from mps_trainer.simulator import simulated_mps
 from mps_trainer.simulator.session import parse_bytes
 from mps_trainer.utils.text import format_bytes
 from tests import installed_torch
+from tests.conftest import refusal
 
 MIB = 2**20
 SPLITS_AND_JOINS = installed_torch() >= (2, 14)
@@ -41,10 +42,10 @@ def test_live_and_peak_bytes_follow_allocations_and_not_views(mps):
 
 
 def test_allocation_past_the_maximum_is_refused(small):
-    tensor = torch.empty(MIB // 2, dtype=torch.uint8, device="mps")
-    with pytest.raises(RuntimeError, match=r"MPS backend out of memory \(MPS allocated: .*max allowed: 1.00 MiB\)"):
-        torch.empty(MIB, dtype=torch.uint8, device="mps")
-    assert torch.empty(MIB // 4, dtype=torch.uint8, device="mps").nbytes  # the refused one is not charged
+    tensor = of(0.5)
+    said = refusal(of, 1, kind=RuntimeError)
+    assert re.search(r"MPS backend out of memory \(MPS allocated: .*max allowed: 1.00 MiB\)", said)
+    assert of(0.25).nbytes  # the refused one is not charged
     del tensor
 
 
@@ -61,8 +62,7 @@ def test_allocation_past_the_maximum_is_refused(small):
 def test_every_way_to_take_memory_is_limited(small, grow):
     live = small.counters()["bytes_live"]
     tensor = torch.ones(1, device="mps")
-    with pytest.raises(RuntimeError, match="MPS backend out of memory"):
-        grow(tensor)
+    assert "MPS backend out of memory" in refusal(grow, tensor, kind=RuntimeError)
     del tensor
     gc.collect()
     assert small.counters()["bytes_live"] == live
@@ -194,19 +194,17 @@ def test_what_is_kept_is_given_back_before_memory_runs_out(built):
 
 def test_fraction_of_the_maximum_can_be_set(small):
     torch.mps.set_per_process_memory_fraction(0.25)
-    with pytest.raises(RuntimeError, match=r"max allowed: 256\.00 KiB"):
-        torch.empty(MIB // 2, dtype=torch.uint8, device="mps")
+    assert "max allowed: 256.00 KiB" in refusal(of, 0.5, kind=RuntimeError)
     torch.mps.set_per_process_memory_fraction(2.0)
-    torch.empty(MIB + MIB // 2, dtype=torch.uint8, device="mps")
+    of(1.5)
 
 
 def test_watermark_of_the_environment_is_heeded(built, monkeypatch):
     monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")
     with simulated_mps(memory="1MB"):
-        torch.empty(3 * MIB, dtype=torch.uint8, device="mps")  # no limit
+        of(3)  # no limit
     monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "2.5")
-    with pytest.raises(MisconfigurationException, match=r"PYTORCH_MPS_HIGH_WATERMARK_RATIO is '2.5'"):
-        simulated_mps().__enter__()
+    assert "PYTORCH_MPS_HIGH_WATERMARK_RATIO is '2.5'" in refusal(simulated_mps().__enter__)
     monkeypatch.delenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO")
     with simulated_mps():  # the refusal left nothing switched on
         pass

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from mps_trainer.simulator import simulated_mps
-
 
 def with_generator(name, *args):
     return lambda **options: getattr(torch, name)(*args, device="mps", **options)
@@ -81,12 +79,3 @@ def test_generator_of_ones_own_is_used(mps, draw):
     first = draw(generator=generator)
     assert torch.equal(draw(generator=torch.Generator("mps").manual_seed(3)), first)
     assert not torch.equal(draw(generator=generator), first)
-
-
-def test_numbers_of_the_cpu_on_request(built):
-    with simulated_mps(same_draws_as_cpu=True):
-        torch.manual_seed(0)
-        expected = [torch.rand(3), torch.nn.functional.dropout(torch.ones(50))]
-        torch.manual_seed(0)
-        found = [torch.rand(3, device="mps"), torch.nn.functional.dropout(torch.ones(50, device="mps"))]
-    assert all(torch.equal(a, b.cpu()) for a, b in zip(expected, found, strict=True))

@@ -5,10 +5,10 @@ import importlib.metadata
 import re
 from email.message import Message
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from mps_trainer.utils import documentation
 from mps_trainer.utils.documentation import page
 from tests import ROOT
 
@@ -71,8 +71,7 @@ def test_any_other_wheel_gives_the_file_without_the_name_of_the_user(installed, 
 
 
 def test_a_copied_package_without_metadata_gives_the_file(tmp_path, monkeypatch):
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
+    missing = mock.Mock(side_effect=importlib.metadata.PackageNotFoundError)
     monkeypatch.setattr(importlib.metadata, "metadata", missing)
-    assert documentation._address() is None
+    package = tmp_path / "site-packages" / "mps_trainer"
+    assert page("faults", package) == str(package / "_docs" / "faults.md")

@@ -16,13 +16,8 @@ from tests.guards.test_signals import default_handlers  # noqa: F401
 from tests.utils.test_terminal import without_reader
 
 SETTINGS = {
-    "max_steps": 4,
-    "logging_steps": 1,
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "save_strategy": "steps",
-    "save_steps": 2,
-}
+    "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2
+}  # fmt: skip
 
 
 def closed():
@@ -54,10 +49,8 @@ def test_a_run_trains_to_its_end_without_output(make_trainer, monkeypatch, strea
 
     trainer = make_trainer({"callbacks": [Chatty()], "compute_metrics": chatty}, disable_tqdm=False, **SETTINGS)
     assert trainer.train().global_step == 4
-    assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == [
-        "checkpoint-2",
-        "checkpoint-4",
-    ]
+    saved = [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)]
+    assert saved == ["checkpoint-2", "checkpoint-4"]
     assert {name: getattr(sys, name) for name in streams} == streams
     for value in streams.values():
         if value is not None:
