@@ -1,7 +1,10 @@
 """Tests that the draws of persistent workers depend on the pass, not on the passes before."""
 
+import multiprocessing
+import os
 import random
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from mps_trainer.data.loader import prepare_loader
 from mps_trainer.data.workers import close_workers
 from mps_trainer.distributed import Processes
+from mps_trainer.guards import signals
 
 
 class Draws(Dataset):
@@ -91,6 +95,21 @@ def prepare(worker):
 def test_a_worker_ignores_interrupts_and_is_still_prepared_as_its_user_asks(persistent):
     rows = passes(loader_of(Draws(), persistent_workers=persistent, worker_init_fn=prepare), 0)[0]
     assert [rows[0][2], rows[2][2]] == [random.Random(worker).random() for worker in (0, 1)]
+
+
+def test_a_worker_that_a_signal_ends_does_not_disturb_what_the_main_process_does(monkeypatch):
+    monkeypatch.setattr(signals, "GRACE", 1)  # for a worker that is forked
+    loader = loader_of(Draws(), num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGTERM)
+    next(batches)  # it goes on for a while
+    end = time.monotonic() + 60
+    while worker.is_alive() and time.monotonic() < end:  # meanwhile a checkpoint may be saved
+        time.sleep(0.1)
+    assert worker.exitcode == 0
+    close_workers(loader)
 
 
 @pytest.mark.acceptance

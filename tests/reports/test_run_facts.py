@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import pytest
@@ -81,6 +82,6 @@ def test_a_run_has_its_origin_in_the_record(make_trainer, tmp_path, monkeypatch)
 
 def test_a_module_is_named_as_it_was_started(make_trainer, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/package/train.py", "--seed", "7"])
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="package.train"))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("package.train", None))
     make_trainer(report=True, max_steps=1).train()
     assert read_back(tmp_path / "run")["origin"]["command"] == "python -m package.train --seed 7"
