@@ -137,12 +137,12 @@ def leave_signals_to_main_process() -> None:
 
 
 def _end_soon(signum: int, frame: FrameType | None) -> None:
-    # of a worker that fails torch raises an error wherever the main process is, also while it saves a checkpoint
+    # torch raises an error for a worker that fails wherever the main process is, also while that saves a checkpoint
     timer = threading.Timer(GRACE, os._exit, (0,))
     timer.daemon = True
     timer.start()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(GRACE + 2)  # for a worker that lets no thread run
+    signal.alarm(GRACE + 2)  # ends a worker that lets no thread run
 
 
 def how_to_go_on(checkpoint: str, argv: list[str], launcher: Sequence[str] = ("python",)) -> str:

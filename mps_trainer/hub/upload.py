@@ -36,7 +36,7 @@ def create_repository(args: TrainingArguments, token: str | None = None, private
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    no_connection: Any = HfHubHTTPError.__bases__  # in huggingface_hub 1.0 and later not an OSError
+    no_connection: Any = HfHubHTTPError.__bases__  # huggingface_hub 1.0 and later raise no OSError
     name = args.hub_model_id or Path(args.output_dir).absolute().name
     token = args.hub_token if token is None else token
     private = args.hub_private_repo if private is None else private

@@ -25,7 +25,7 @@ from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model
 from ..utils.overrides import Overrides
 
-# Causal language models of transformers whose own loss compares each position with the label at the same position.
+# The losses of these causal language models of transformers compare each position with the label at that position.
 _SAME_POSITION = ("XLMWithLMHeadModel", "XLNetLMHeadModel")
 
 # the first releases of transformers 5 do not divide

@@ -39,7 +39,7 @@ _UNSUPPORTED = {
     "cache": "reads keys from a paged cache",
     "output_attentions": "returns attention weights",
 }
-# Attributes of attention layers that give such arguments: of T5, Gemma 2 and GPT-OSS.
+# Attention layers that give such arguments have one of these attributes, as those of T5, Gemma 2 and GPT-OSS do.
 _GIVERS = ("has_relative_attention_bias", "attn_logit_softcapping", "sinks")
 
 
@@ -54,7 +54,7 @@ def describe_attention(model: Any, args: TrainingArguments) -> str | None:
     """Returns a clause about attention in chunks; None if the run does not use it or no text of `model` is so long."""
     shortest = shortest_chunked(args, args.device)
     networks = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
-    # others have their own
+    # the others have attention of their own
     configs = [each.config for each in networks if each._can_set_attn_implementation() and not _keeps_its_own(each)]
     used = [each for each in configs if each._attn_implementation in KINDS]
     longest = max((getattr(each, "max_position_embeddings", None) or sys.maxsize for each in used), default=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-CACHES = ("cache", "past_key_values")  # as transformers calls it since 5.24, and before
+CACHES = ("cache", "past_key_values")  # transformers has the first since 5.24
 
 
 def has_cache(arguments: Mapping[str, Any]) -> bool:

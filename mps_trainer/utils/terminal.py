@@ -17,7 +17,7 @@ def on_terminal() -> bool:
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return False
     with contextlib.suppress(Exception):  # a stream of a script's own may have no number
-        return os.get_terminal_size(sys.stderr.fileno()).columns > 0  # 0 under Docker's -t and expect
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0  # Docker's -t and expect give 0
     return True
 
 
