@@ -126,7 +126,7 @@ class DriftWatch:
         self.events, self.clock, self.read_state = events, clock, read_state
         self.best: list[Stretch] = []
         self._state = HostState()  # at the newest of `best`
-        self._seen: set[Any] = set()
+        self._works: dict[Any, tuple[int, int, int]] = {}  # by the shapes of a batch that was seen
         self._begun: float | None = None  # None: not in a part that counts
         self._first_step = 0
         self._part, self._stretch = [0.0] * 3, [0.0] * 5  # batches, elements, squares; before them seconds and steps
@@ -141,14 +141,15 @@ class DriftWatch:
     def add(self, batch: Any) -> None:
         """Adds a batch to the part. Looks at its shapes alone."""
         shapes = tuple([tensor.shape for tensor in tensors_in(batch)])
-        if not shapes or shapes not in self._seen:
-            self._seen.add(shapes)
-            self._begun = None
-        else:
+        work = self._works.get(shapes)
+        if work is not None:
+            self._part = list(map(operator.add, self._part, work))
+            return
+        self._begun = None
+        if shapes:
             largest = max(shapes, key=math.prod)
             elements = math.prod(largest)
-            for place, amount in enumerate((1, elements, elements * math.prod(largest[1:]))):
-                self._part[place] += amount
+            self._works[shapes] = 1, elements, elements * math.prod(largest[1:])
 
     def end(self, step: int) -> None:
         """Ends the part at `step`, when the device has nothing left to do, and warns if steps have become slow."""
