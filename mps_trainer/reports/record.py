@@ -204,9 +204,11 @@ def record_of(folder: str) -> RunRecord:
             return record
     if newest is not None:
         return _from_state(newest)
+    inside = sorted(os.path.join(folder, name) for name in os.listdir(folder))
+    runs = [path for path in inside if os.path.isfile(os.path.join(path, NAME))]
+    named = f"the output_dir of a run, such as {runs[0]}." if runs else "the output_dir of a run."
     raise MisconfigurationException(
-        f"There is no training run in {folder}: it has no {NAME}, no {_STATE} and no checkpoint. Name the "
-        "output_dir of a run."
+        f"There is no training run in {folder}: it has no {NAME}, no {_STATE} and no checkpoint. Name {named}"
     )
 
 
