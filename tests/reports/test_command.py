@@ -27,7 +27,7 @@ def test_several_runs_are_compared_in_the_current_folder(recorded, capsys, monke
     assert os.path.exists(tmp_path / "other.html")
 
 
-NO_RUN = "run_record.json, no trainer_state.json and no checkpoint"
+NO_RUN = "it has no run_record.json, no trainer_state.json and no checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ NO_RUN = "run_record.json, no trainer_state.json and no checkpoint"
     [
         (["gone"], "gone does not exist. Name the output_dir of a training run."),
         (["empty"], "There is no training run in empty: "),
-        (["."], f"There is no training run in .: it has no {NO_RUN}. Name the output_dir of a run, such as ./damaged."),
+        (["."], f"There is no training run in .: {NO_RUN}. Name the output_dir of a run, such as ./damaged."),
         (["mine.html"], "mine.html is a file. Name the output_dir of a training run."),
         (["run", "gone"], "gone does not exist."),
         (["run", "--output", "mine.html"], "mine.html was not written by mps_trainer, and is kept."),
