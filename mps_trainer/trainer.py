@@ -36,12 +36,12 @@ from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import make_folder, own_run_folder
-from .checkpoints.rng import restore_rng
+from .checkpoints.rng import read_rng, set_rng
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import is_table, signature_columns, without_unused_columns
+from .data.epoch_loader import num_examples
 from .data.faults import refuse_in_starting_process
-from .data.loader import num_examples
 from .data.plan import StepPlan
 from .data.samplers import eval_sampler, fitted_buckets, train_sampler
 from .data.split import split
@@ -55,7 +55,7 @@ from .evaluation.evaluator import evaluate_dataset, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
 from .guards.memory import make_guard, release_buffers
-from .guards.out_of_memory import PLACING, TRAINING, explained
+from .guards.memory_errors import PLACING, TRAINING, explained
 from .guards.supervised import SupervisedRun, supervised
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
@@ -927,7 +927,7 @@ class Trainer:
         """Writes the files of `save_model`; with `state_dict`, those weights instead of the model's."""
         if self.args.should_save:
             folder = self.args.output_dir if output_dir is None else output_dir
-            writers.save(self.model, writers.processor_to_save(self), self.args, folder, state_dict)
+            writers.write_model_files(self.model, writers.processor_to_save(self), self.args, folder, state_dict)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Loads a checkpoint's weights, or PEFT adapters, into `model`, by default the Trainer's."""
@@ -940,8 +940,8 @@ class Trainer:
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
 
-        The files are written in the background where that is safe. If writing fails, training continues, and `train`
-        raises CheckpointError at its end if that was the last checkpoint.
+        The files are written in the background where that is safe, and then by none of the methods below. If writing
+        fails, training continues, and `train` raises CheckpointError at its end if that was the last checkpoint.
         """
         self.store_flos()
         run_dir = self._get_output_dir(trial)
@@ -970,9 +970,11 @@ class Trainer:
         self._mt_checkpoints.save_rng(output_dir)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restores the generators if the checkpoint has their states."""
-        if checkpoint is not None:
-            restore_rng(checkpoint, self._mt_processes.rank, self._mt_processes.size)
+        """Sets the generators, if the checkpoint has their states. A run calls it only if it is overridden."""
+        processes = self._mt_processes
+        state = None if checkpoint is None else read_rng(checkpoint, processes.rank, processes.size)
+        if state is not None:
+            set_rng(state)
 
     def _load_callback_state(self) -> None:
         """Restores the callbacks from `state.stateful_callbacks`, if the arguments ask for it or after a restart."""

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from transformers.trainer_utils import PredictionOutput
 
 from .evaluation import generation
-from .loop.loss import loss_of
+from .loop.loss import loss_in_outputs
 from .trainer import Trainer
 
 
@@ -81,7 +81,7 @@ class Seq2SeqTrainer(Trainer):
             with torch.no_grad(), self.compute_loss_context_manager():
                 outputs = model(**inputs)
             smoother = self.label_smoother
-            loss = loss_of(outputs, inputs) if smoother is None else smoother(outputs, labels)
+            loss = loss_in_outputs(outputs, inputs) if smoother is None else smoother(outputs, labels)
             loss = loss.detach().mean()
         if self.args.prediction_loss_only:
             return loss, None, None

@@ -44,7 +44,7 @@ AREAS = {
     "the loop": Area(60, ("loop/run*.py", "loop/preemption.py", "evaluation/best_metric.py", "data/plan.py")),
     "loss weighting": Area(50, ("loop/loss.py",)),
     "the Trainer": Area(60, ("trainer.py", "loop/trainer_state.py")),
-    "data order": Area(40, ("data/order.py", "data/buckets.py", "loop/rng.py")),
+    "data order": Area(40, ("data/order.py", "data/buckets.py", "loop/batch_source.py")),
 }
 
 

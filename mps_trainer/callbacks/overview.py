@@ -9,7 +9,7 @@ from torch import nn
 from transformers.trainer_callback import TrainerState
 
 from ..data.buckets import buckets_of
-from ..data.loader import length_of, num_examples
+from ..data.epoch_loader import length_of, num_examples
 from ..data.plan import StepPlan
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16

@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
-from ..data.loader import length_of, num_examples
+from ..data.epoch_loader import length_of, num_examples
 from ..utils.terminal import on_terminal
 from .overview import examples_in_step, first_lines
 from .progress_display import Bar, Lines, memory_in_use, samples_per_second

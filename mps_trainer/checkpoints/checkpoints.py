@@ -25,7 +25,7 @@ from .loading import LOOP_STATE, OPTIMIZER, SCALER, SCHEDULER
 from .manifest import STATE, WEIGHTS
 from .rng import rng_file, rng_state
 from .surface import SavingTrainer
-from .writers import Writer, save_states, writer_for, writes_shards
+from .writers import Writer, write_states, writer_for, writes_shards
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +45,17 @@ class Checkpoints:
     The files of a checkpoint go to an unfinished folder, which then takes its name: a checkpoint that exists is
     complete. Training continues if one cannot be written.
 
+    A checkpoint that is written at once is on disk before the callbacks hear on_save and on_checkpoint_complete. One
+    that is written in the background is not when they hear on_save; a later step finds it written, and they hear
+    on_checkpoint_complete.
+
     Args:
         run_dir: the folder of the run. It stays the same if the working folder changes.
 
     Attributes:
         stale: the checkpoints in it that this run does not continue: those of other runs, and of later steps than
             the one that was resumed.
+        unsaved: a sentence that says why the disk did not take the last checkpoint; None if it did.
     """
 
     def __init__(self, trainer: SavingTrainer, run_dir: str) -> None:
@@ -59,11 +64,11 @@ class Checkpoints:
         self._trainer = trainer
         self._given, self._working_dir = run_dir, os.getcwd()
         self._run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
+        self.unsaved: str | None = None
         self._writing: Future[Any] | None = None  # the checkpoint in the background
-        self._unsaved: str | None = None
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
-        # While a checkpoint is written: the positions and generators of all processes, and the whole states of a
-        # sharded model, by the names of their files.
+        # While a checkpoint is written: the generators of all processes, and the whole states of a sharded model, by
+        # the names of their files.
         self._gathered: dict[str, Any] = {}
 
     def find_stale(self, resumed_at: int | None) -> None:
@@ -81,7 +86,7 @@ class Checkpoints:
     def save_again(self) -> None:
         """Saves the checkpoint once more if the disk did not take the last one: there may be room again."""
         self.wait()
-        if self._trainer._mt_processes.all_reduce_max([self._unsaved is not None])[0]:
+        if self._trainer._mt_processes.all_reduce_max([self.unsaved is not None])[0]:
             self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
             self.wait()
             self.fire_on_save()
@@ -104,22 +109,18 @@ class Checkpoints:
             self._note_result(*writing.result())
             self._fire_complete()
 
-    def unsaved(self) -> str | None:
-        """Returns a sentence that says why the disk did not take the last checkpoint; None if it did."""
-        return self._unsaved
-
     def require_saved(self) -> None:
         """Raises CheckpointError if the last checkpoint of the run could not be saved."""
-        if self._unsaved is not None:
+        if self.unsaved is not None:
             raise CheckpointError(
-                f"Training has ended, but {self._unsaved} Make room or give permission, then save the model that is "
+                f"Training has ended, but {self.unsaved} Make room or give permission, then save the model that is "
                 "in memory with save_model(), or resume from the last checkpoint."
             )
 
     def fire_on_save(self) -> None:
         """Calls on_save, unless the save failed. A callback may add or change files of the checkpoint."""
         trainer, events = self._trainer, self._trainer._mt_events
-        if self._unsaved is not None:
+        if self.unsaved is not None:
             events.control.should_save = False
             return
         events.note("checkpoint")
@@ -148,6 +149,9 @@ class Checkpoints:
         self.wait()
         trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
+        positions = None
+        if trainer._mt_run is not None and not args.save_only_model:
+            positions = trainer._mt_processes.gather(trainer._mt_run.run_state.state_dict())
         self._gathered = self._gather()
         try:
             if args.should_save:
@@ -164,10 +168,9 @@ class Checkpoints:
                 state.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
                 kept = {folder, self._absolute(state.best_model_checkpoint)}
                 rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
-                self._unsaved = None  # an earlier failure does not keep this save's on_save
+                self.unsaved = None  # an earlier failure does not keep this save's on_save
 
-            positions = self._gathered.get(LOOP_STATE)
-            work = functools.partial(self._write_checkpoint, writer, folder, state, positions, best_before, rotate)
+            work = functools.partial(self._write_and_commit, writer, folder, state, positions, best_before, rotate)
             if writer.in_background:
                 self._writing = _in_thread(work)
             elif (result := work()) is not None:
@@ -180,15 +183,13 @@ class Checkpoints:
         gathered: dict[str, Any] = {}
         if processes.is_distributed and not args.save_only_model:
             gathered["rng"] = processes.gather(self._rng())
-        if trainer._mt_run is not None and not args.save_only_model:
-            gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
         if is_sharded(trainer.model) and not writes_shards(trainer.model, args):
             gathered[WEIGHTS] = full_state_dict(trainer.model, keep=args.should_save)
             if not args.save_only_model:
                 gathered[OPTIMIZER] = whole_state(trainer.optimizer, keep=args.should_save)
         return gathered
 
-    def _write_checkpoint(
+    def _write_and_commit(
         self,
         writer: Writer,
         folder: str,
@@ -210,13 +211,12 @@ class Checkpoints:
             os.makedirs(unfinished)
 
         def finish() -> None:
-            writer.write(unfinished)
+            writer.write_files(unfinished)
             self._trainer._mt_savable_logs.save(state, os.path.join(unfinished, STATE))
             if positions:
                 with open(os.path.join(unfinished, LOOP_STATE), "w", encoding="utf-8") as file:
                     json.dump({"processes": positions}, file, indent=2)
-            save = folders.next_save(self.run_dir)
-            manifest.commit(unfinished, folder, state.global_step, save, self._run_id)
+            folders.commit(unfinished, folder, state.global_step, self._run_id)
 
         error = None
         try:
@@ -243,17 +243,17 @@ class Checkpoints:
         """Uploads a checkpoint that was written. Logs the error of one that was not; it is not the best then."""
         trainer, state = self._trainer, self._trainer.state
         if error is None:
-            self._unsaved, self._complete = None, folder
+            self.unsaved, self._complete = None, folder
             if trainer.args.push_to_hub and not writes_shards(trainer.model, trainer.args):
                 trainer._push_from_checkpoint(folder)
             return
         newest = self.newest()
         left = "There is none." if newest is None else f"The last one is {newest}."
-        self._unsaved = f"{folder} could not be saved: {error}. {left}"
-        logger.error("%s Training does not stop for it: free some disk space or allow writing.", self._unsaved)
+        self.unsaved = f"{folder} could not be saved: {error}. {left}"
+        logger.error("%s Training does not stop for it: free some disk space or allow writing.", self.unsaved)
         if self._absolute(state.best_model_checkpoint) == folder and not os.path.isdir(folder):
             state.best_model_checkpoint = best_before
-        trainer._mt_events.note("fault", self._unsaved)
+        trainer._mt_events.note("fault", self.unsaved)
 
     def _note_best(self) -> None:
         """Records the checkpoint of the best weights, which may be the one that is written next."""
@@ -282,7 +282,7 @@ class Checkpoints:
 
     def save_states(self, folder: str, *names: str) -> None:
         """Writes the named states, skipping absent ones."""
-        save_states(self.states(*names), folder)
+        write_states(self.states(*names), folder)
 
     def load_states(self, folder: str | None, *names: str) -> None:
         """Loads the named states, skipping absent ones; nothing without a folder."""
@@ -291,7 +291,7 @@ class Checkpoints:
 
     def save_rng(self, folder: str) -> None:
         """Writes the random states of all processes, one file for each."""
-        save_states(self._rng_files(), folder)
+        write_states(self._rng_files(), folder)
 
     def _rng_files(self) -> dict[str, dict[str, Any]]:
         processes = self._trainer._mt_processes
@@ -301,7 +301,7 @@ class Checkpoints:
     def _rng(self) -> dict[str, Any]:
         """Returns the states of this process's generators, and those that its loader drew from."""
         run = self._trainer._mt_run
-        return rng_state() if run is None else run.rng.state_dict()
+        return rng_state() if run is None else run.batch_source.state_dict()
 
     # Loading
 

@@ -1,4 +1,4 @@
-"""Finds checkpoints, selects the one to resume from, and removes old ones and what killed runs left."""
+"""Finds, selects, commits and removes the folders of checkpoints, and what killed runs left of them."""
 
 from __future__ import annotations
 
@@ -138,9 +138,34 @@ def _warn_of_order(chosen: str, whole: list[str]) -> None:
         )  # fmt: skip
 
 
+# Committing
+
+
 def next_save(output_dir: str) -> int:
     """Returns the number of the next save into `output_dir`: one more than the highest there."""
     return 1 + max((manifest.entry(folder, "save") or 0 for folder in find_checkpoints(output_dir)), default=0)
+
+
+def commit(unfinished: str, folder: str, step: int, run: str | None = None) -> None:
+    """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
+
+    Args:
+        step, run: see `manifest.write`.
+
+    Raises:
+        OSError: if the disk is full or fails; `folder` is as it was then.
+    """
+    manifest.write(unfinished, step, next_save(os.path.dirname(folder)), run)
+    for path, _, names in os.walk(unfinished):
+        for name in (*names, "."):
+            manifest.flush(os.path.join(path, name))
+    replaced = f"{unfinished}.replaced"
+    if os.path.isdir(folder):
+        os.rename(folder, replaced)
+    os.rename(unfinished, folder)
+    manifest.flush(os.path.dirname(os.path.abspath(folder)))
+    shutil.rmtree(replaced, ignore_errors=True)
+    manifest.remember_intact(folder)
 
 
 # Removal

@@ -1,4 +1,4 @@
-"""Commits a checkpoint with a list of its files and their checksums, and finds files that were damaged later."""
+"""Lists the files of a checkpoint with their checksums, and finds files that were damaged later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import sys
 import time
@@ -31,27 +30,6 @@ _IS_READ = re.compile(
 _intact: dict[str, tuple] = {}  # folders without a fault, as they were then: a large checkpoint is not read twice
 
 
-def commit(unfinished: str, folder: str, step: int, save: int, run: str | None = None) -> None:
-    """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
-
-    The arguments are those of `write`.
-
-    Raises:
-        OSError: if the disk is full or fails; `folder` is as it was then.
-    """
-    write(unfinished, step, save, run)
-    for path, _, names in os.walk(unfinished):
-        for name in (*names, "."):
-            flush(os.path.join(path, name))
-    replaced = f"{unfinished}.replaced"
-    if os.path.isdir(folder):
-        os.rename(folder, replaced)
-    os.rename(unfinished, folder)
-    flush(os.path.dirname(os.path.abspath(folder)))
-    shutil.rmtree(replaced, ignore_errors=True)
-    _intact[folder] = _signature(folder)
-
-
 def write(folder: str, step: int, save: int, run: str | None = None) -> None:
     """Writes the manifest of the files in `folder`. It replaces an existing manifest in one step.
 
@@ -72,6 +50,11 @@ def write(folder: str, step: int, save: int, run: str | None = None) -> None:
     os.replace(unfinished, os.path.join(folder, NAME))
 
 
+def remember_intact(folder: str) -> None:
+    """Notes that `folder` has no fault as it is now, so that its files are not read for it again."""
+    _intact[folder] = _signature(folder)
+
+
 def renew(folder: str, step: int) -> None:
     """Writes the manifest again if the files changed since: a callback may change them at on_save."""
     path = os.path.join(folder, NAME)
@@ -82,7 +65,7 @@ def renew(folder: str, step: int) -> None:
         before = read_json(path)
     save = before.get("save")
     write(folder, step, save if schema.fits(save, schema.Size) else 1, before.get("run"))
-    _intact[folder] = _signature(folder)
+    remember_intact(folder)
 
 
 def flush(path: str) -> None:

@@ -17,7 +17,7 @@ from .files import damaged, is_there, read_tensors
 
 logger = logging.getLogger(__name__)
 
-# Entries beside the generators' states, which `loop.rng.RunRng` saves; transformers ignores them.
+# Entries beside the generators' states, which `loop.batch_source.BatchSource` saves; transformers ignores them.
 ORDER_SEED = "order_seed"  # the seed of the loader's order
 BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
 BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
@@ -122,9 +122,3 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
         )
         raise damaged(path, ValueError(why)) from error
     return state
-
-
-def restore_rng(checkpoint: str, rank: int = 0, size: int = 1) -> None:
-    """Sets the generators to the states of process `rank` in `checkpoint`, if it has them."""
-    if (state := read_rng(checkpoint, rank, size)) is not None:
-        set_rng(state)

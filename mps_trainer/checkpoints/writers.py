@@ -42,12 +42,12 @@ class Writer:
     """Writes the files of a checkpoint into a folder.
 
     Attributes:
-        write: writes them, in one process.
+        write_files: writes them, in one process.
         write_shards: writes the shards of this process before that; None where one process writes everything.
-        in_background: True if `write` reads copies only, so that training may continue meanwhile.
+        in_background: True if `write_files` reads copies only, so that training may continue meanwhile.
     """
 
-    write: Callable[[str], None]
+    write_files: Callable[[str], None]
     write_shards: Callable[[str], None] | None = None
     in_background: bool = False
 
@@ -85,11 +85,11 @@ def shard_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
     model, optimizer = trainer.model, states.get(OPTIMIZER)
 
     def write(folder: str) -> None:
-        save_without_weights(model, processor_to_save(trainer), trainer.args, folder)
+        write_files_without_weights(model, processor_to_save(trainer), trainer.args, folder)
         if optimizer is not None:
             rest = shards.tensors_and_rest(optimizer)[1]  # equal in all processes
             torch.save(rest, os.path.join(folder, shards.REST))
-            save_states({SCHEDULER: states[SCHEDULER]}, folder)
+            write_states({SCHEDULER: states[SCHEDULER]}, folder)
             trainer._save_scaler(folder)
             trainer._save_rng_state(folder)
 
@@ -104,8 +104,8 @@ def background_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writ
     weights, copied = on_host((inner.state_dict(), {name: _state_of(owner) for name, owner in states.items()}))
 
     def write(folder: str) -> None:
-        save(model, processor, args, folder, weights)
-        save_states(copied, folder)
+        write_model_files(model, processor, args, folder, weights)
+        write_states(copied, folder)
 
     return Writer(write, in_background=True)
 
@@ -191,7 +191,7 @@ def _place(tensor: torch.Tensor) -> tuple:
 # The files
 
 
-def save(
+def write_model_files(
     model: nn.Module,
     processing_class: Any,
     args: TrainingArguments,
@@ -218,11 +218,11 @@ def save(
         if state_dict is not None:
             inner = SimpleNamespace(state_dict=lambda: dict(state_dict))
         save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
-    _save_processor_and_args(processing_class, args, folder)
+    _write_processor_and_args(processing_class, args, folder)
 
 
-def save_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:
-    """Writes the files of `save` except the weights, which each process writes in part."""
+def write_files_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:
+    """Writes the files of `write_model_files` except the weights, which each process writes in part."""
     os.makedirs(folder, exist_ok=True)
     if isinstance(model, PreTrainedModel):  # its own save_pretrained does so, too
         model.config.architectures = [class_of(model).__name__]
@@ -231,7 +231,7 @@ def save_without_weights(model: Any, processing_class: Any, args: TrainingArgume
         part: Any = getattr(model, name, None)
         if hasattr(part, "save_pretrained"):
             part.save_pretrained(folder)
-    _save_processor_and_args(processing_class, args, folder)
+    _write_processor_and_args(processing_class, args, folder)
 
 
 def processor_to_save(trainer: Any) -> Any:
@@ -240,7 +240,7 @@ def processor_to_save(trainer: Any) -> Any:
     return getattr(trainer.data_collator, "tokenizer", None) if given is None else given
 
 
-def _save_processor_and_args(processing_class: Any, args: TrainingArguments, folder: str) -> None:
+def _write_processor_and_args(processing_class: Any, args: TrainingArguments, folder: str) -> None:
     """Writes the arguments for people to read: no code here reads the file, because unpickling could run code."""
     if processing_class is not None and hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
@@ -253,7 +253,7 @@ def _save_processor_and_args(processing_class: Any, args: TrainingArguments, fol
             os.remove(path)
 
 
-def save_states(states: Mapping[str, Any], folder: str) -> None:
+def write_states(states: Mapping[str, Any], folder: str) -> None:
     """Writes each state, or the state_dict() of each object, to the file of its name."""
     for name, owner in states.items():
         torch.save(owner if isinstance(owner, dict) else owner.state_dict(), os.path.join(folder, name))

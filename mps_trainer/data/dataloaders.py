@@ -16,7 +16,7 @@ from transformers.trainer_utils import RemoveColumnsCollator, seed_worker
 
 from ..errors import MisconfigurationException
 from .buckets import BucketBatchSampler, LengthBuckets
-from .loader import prepare_loader
+from .epoch_loader import prepare_loader
 from .padding import PadToBucket
 from .samplers import warn_of_order
 from .workers import WorkerInit

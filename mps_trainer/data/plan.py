@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .buckets import buckets_of
-from .loader import length_of
+from .epoch_loader import length_of
 
 MOST_STEPS = 10**12
 

@@ -23,7 +23,7 @@ from ..data.order import distributed_sampler, is_distributed, is_padding
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
 from ..guards.memory import free_unused
-from ..guards.out_of_memory import DeviceOutOfMemoryError, explained
+from ..guards.memory_errors import DeviceOutOfMemoryError, explained
 from ..model import quantized
 from ..model.introspection import base_model, main_input_name
 from ..model.precision import MixedPrecision

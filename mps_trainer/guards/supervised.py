@@ -17,7 +17,7 @@ from ..checkpoints import folders
 from ..distributed.processes import Processes
 from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Restart, Supervision
 from .gpu_faults import is_gpu_fault, ran_out_of_memory
-from .out_of_memory import out_of_memory
+from .memory_errors import out_of_memory
 
 _LENGTH = 4096  # bytes; each step writes the note at the same place in the file
 

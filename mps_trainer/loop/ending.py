@@ -28,10 +28,10 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         run = trainer._mt_run
         if run is not None:
             if isinstance(error, RuntimeError):
-                run.rng.explain(error)
+                run.batch_source.explain(error)
             if is_gpu_fault(error):
                 explain(error, EXPLANATION)
-            run.rng.close()
+            run.batch_source.close()
         close_display(events.handler.callbacks)
         if not isinstance(error, KeyboardInterrupt):  # an interrupt must not wait
             with contextlib.suppress(Exception):
@@ -44,7 +44,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         run, trainer._mt_run = trainer._mt_run, None  # first: another interrupt may come while workers end
         trainer._mt_supervised, trainer.is_in_train = None, False
         if run is not None:
-            run.rng.close()  # a run may end within an epoch; its workers would be killed when Python exits
+            run.batch_source.close()  # a run may end within an epoch; its workers would be killed when Python exits
         trainer._mt_close_workers(*([] if run is None else [run.loader]))
 
 

@@ -43,7 +43,7 @@ class Gradients:
             if not events.covers(event) or events.has_listener(event):
                 return None
         self.trainer._mt_precision.unscale(optimizer)
-        return optimizer.clip_at_step([each.grad for each in self.parameters if each.grad is not None], max_norm)
+        return optimizer.clip_next_step([each.grad for each in self.parameters if each.grad is not None], max_norm)
 
     def clear(self) -> None:
         """Sets the gradients to None and discards what the next step would clip them by."""

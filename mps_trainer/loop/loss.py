@@ -32,7 +32,7 @@ _SAME_POSITION = ("XLMWithLMHeadModel", "XLNetLMHeadModel")
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
 
-def loss_of(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+def loss_in_outputs(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     """Returns the loss in the outputs of a model: under "loss", first in a tuple, or the output itself.
 
     Raises:
@@ -240,11 +240,11 @@ class UpdateLoss:
         """
         processes = self.trainer._mt_processes
         if not processes.is_distributed:
-            return divisors(self.counts(batches)) if len(batches) > 1 else [1.0]
+            return divisors_of(self.counts(batches)) if len(batches) > 1 else [1.0]
         padding = self.padding(len(batches))
         counts = [0 if i in padding else count for i, count in enumerate(self.counts(batches))]
         if not self.trainer.args.average_tokens_across_devices:
-            return divisors(counts)
+            return divisors_of(counts)
         items, with_loss = sum(count or 0 for count in counts), len(counts) - len(padding)
         totals = processes.sum_later([counts.count(None), items, with_loss])
         if all(
@@ -322,7 +322,7 @@ class UpdateLoss:
             given = {"num_items_in_batch": num_items} if is_given else {}
             loss = trainer.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **given)
         else:
-            self._computed_by, loss = "model", loss_of(outputs, inputs)
+            self._computed_by, loss = "model", loss_in_outputs(outputs, inputs)
         divides = self.is_normalised(num_items) and self.rule(self._computed_by).divides_by_items
         is_shared = trainer._mt_processes.is_distributed and trainer.args.average_tokens_across_devices
         if divides and is_shared and inside(model).training:
@@ -385,7 +385,7 @@ class SharedDivisor:
         return (batches if unknown else items / self.items) / self.processes
 
 
-def divisors(items: list[int | None]) -> list[float | None]:
+def divisors_of(items: list[int | None]) -> list[float | None]:
     """Returns the divisor for the loss of each batch of an update; their sum is then the mean over all their items.
 
     A model's loss is the mean over the items of one batch, so a batch with half of all items counts half, whatever

@@ -150,7 +150,7 @@ class PreemptionHandler:
         state = self.trainer.state
         step, max_steps = state.global_step, state.max_steps
         machines = self.trainer._mt_processes.gather(self.trainer.args.local_process_index).count(0)
-        if (unsaved := self.checkpoints.unsaved()) is not None:
+        if (unsaved := self.checkpoints.unsaved) is not None:
             return f"Stopped after step {step}, but {unsaved}"
         folder = self.checkpoints.folder()
         argv = list(sys.argv) if self._takes_flags else []

@@ -23,13 +23,13 @@ from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
 from ..search import trials
+from .batch_halving import MicrobatchSplitter, sizes_to_begin_with
+from .batch_source import BatchSource
 from .drift import DriftWatch
 from .gradients import Gradients
 from .meter import LossMeter
-from .microbatches import MicrobatchSplitter, sizes_to_begin_with
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
 from .preemption import EvaluationLeftError, PreemptionHandler
-from .rng import RunRng
 from .run_state import RunState
 from .surface import TrainerSurface
 from .trainer_state import init_state
@@ -69,7 +69,19 @@ class TrainingRun:
         epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
         self._prepare_model_and_optimizer()
-        self._init_trainer_state(examples_at_a_time or self.batch_size, splits_batches)
+        init_state(
+            trainer,
+            resume_from,
+            self.plan.max_steps,
+            num_train_epochs=self.plan.epochs,
+            train_batch_size=examples_at_a_time or self.batch_size,
+            is_local_process_zero=trainer.is_local_process_zero(),
+            is_world_process_zero=trainer.is_world_process_zero(),
+            update_size=self.update_size,
+            splits_batches=splits_batches,
+        )
+        if trainer.hp_search_backend is not None and trainer._trial is not None:
+            trials.set_state(trainer.state, trainer._trial, trainer.hp_name)
         self.checkpoints = trainer._mt_checkpoints
         self.checkpoints.find_stale(None if resume_from is None else trainer.state.global_step)
         if args.save_async and args.save_strategy != "no":
@@ -83,10 +95,10 @@ class TrainingRun:
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
         self.batch_check = BatchCheck(base_model(self.model))
-        self.rng = RunRng(trainer, self.loader)
+        self.batch_source = BatchSource(trainer, self.loader)
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
-        self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.rng)
+        self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.batch_source)
         self.run_state.splits_batches, self.run_state.examples_at_a_time = splits_batches, examples_at_a_time
         self.gradients = Gradients(trainer, self.model)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
@@ -125,28 +137,11 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
 
-    def _init_trainer_state(self, train_batch_size: int, splits_batches: bool) -> None:
-        """Initialises `trainer.state` for a new run, or from the checkpoint."""
-        trainer = self.trainer
-        init_state(
-            trainer,
-            self.resume_from,
-            self.plan.max_steps,
-            num_train_epochs=self.plan.epochs,
-            train_batch_size=train_batch_size,
-            is_local_process_zero=trainer.is_local_process_zero(),
-            is_world_process_zero=trainer.is_world_process_zero(),
-            update_size=self.update_size,
-            splits_batches=splits_batches,
-        )
-        if trainer.hp_search_backend is not None and trainer._trial is not None:
-            trials.set_state(trainer.state, trainer._trial, trainer.hp_name)
-
     def resume(self, folder: str) -> None:
         """Loads weights, optimizer, schedule, gradient scaler and position from a checkpoint.
 
         `trainer.state` is restored before that, because it has the step. The random numbers are restored once the
-        loader stands where it stood (see `RunRng`).
+        loader stands where it stood (see `BatchSource`).
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
@@ -156,7 +151,7 @@ class TrainingRun:
         trainer._load_optimizer_and_scheduler(folder)
         trainer._load_scaler(folder)
         self.run_state.load_state_dict(read_position(folder, processes.rank, processes.size))
-        self.rng.resume(folder)
+        self.batch_source.load(folder)
 
     # Training
 
@@ -221,7 +216,7 @@ class TrainingRun:
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)
         if was_postponed := self.preemption.request_postponed():
-            with self.rng.drawing_ahead():  # an evaluation draws, too
+            with self.batch_source.drawing_ahead():  # an evaluation draws, too
                 self.log_evaluate_save()
         state, control = self.run_state, self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
@@ -231,7 +226,7 @@ class TrainingRun:
         return not ((at_epoch_end or was_postponed) and self.trainer.control.should_training_stop)
 
     def end_epoch(self) -> None:
-        self.rng.restore()
+        self.batch_source.restore_rng()
         self.run_state.epoch_has_ended = True
         self.events.fire("on_epoch_end")
         self.log_evaluate_save()
@@ -248,9 +243,9 @@ class TrainingRun:
             if self.stop_on_nan is not None:
                 self.stop_on_nan.take_snapshot()
             if batches is None:
-                batches = self.rng.start_epoch(epoch, skip=done)
+                batches = self.batch_source.start_epoch(epoch, skip=done)
             stops = self.signals.signum is not None or self.stop_on_nan is not None
-            self.rng.record_before_batches(self.may_save() or stops)
+            self.batch_source.record_before_batches(self.may_save() or stops)
             number = self.plan.batches_in_update(done)
             try:
                 group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
@@ -258,7 +253,7 @@ class TrainingRun:
                 if self.signals.signum is None:
                     raise
                 self.save_without_batch(done)  # the signal has ended a worker
-            self.rng.restore()  # transformers sets the states of its checkpoints as late
+            self.batch_source.restore_rng()  # transformers sets the states of its checkpoints as late
             if not group:
                 break
             done += len(group)
@@ -273,7 +268,7 @@ class TrainingRun:
         """Saves and ends the run if the next batch cannot be loaded, after `done` batches of an epoch."""
         if not done:  # back to the end of the epoch before it
             self.run_state.epoch_has_ended = True
-            self.rng.restore_epoch_start()
+            self.batch_source.restore_epoch_start()
         self.save_and_end()
 
     def may_save(self) -> bool:

@@ -9,8 +9,8 @@ from torch import nn
 
 from ..checkpoints.loading import EXAMPLES_AT_A_TIME
 from ..data.plan import StepPlan
+from .batch_source import BatchSource
 from .meter import LossMeter
-from .rng import RunRng
 from .surface import TrainerSurface
 
 
@@ -37,9 +37,10 @@ class RunState:
         model: nn.Module,
         plan: StepPlan,
         meter: LossMeter,
-        rng: RunRng,
+        batch_source: BatchSource,
     ) -> None:
-        self.trainer, self.model, self.plan, self.meter, self.rng = trainer, model, plan, meter, rng
+        self.trainer, self.model, self.plan = trainer, model, plan
+        self.meter, self.batch_source = meter, batch_source
         self.update_start = 0
         self.splits_batches = False
         self.examples_at_a_time: int | None = None
@@ -90,7 +91,7 @@ class RunState:
             "counts": (trainer.current_flos, trainer.state.num_input_tokens_seen),
             "logs": len(trainer.state.log_history),
             "meter": self.meter.snapshot(),
-            "rng": self.rng.snapshot(with_loading=before_loading),
+            "rng": self.batch_source.snapshot(with_loading=before_loading),
             "before_loading": before_loading,
             "buffers": _buffers(self.model) if with_buffers else [],
         }
@@ -101,7 +102,7 @@ class RunState:
     def restore(self, saved: dict[str, Any]) -> None:
         """Returns to the state that `snapshot` returned."""
         trainer = self.trainer
-        self.rng.load_snapshot(saved["rng"], with_loading=saved["before_loading"])
+        self.batch_source.load_snapshot(saved["rng"], with_loading=saved["before_loading"])
         self.epoch, self.batches, self.epoch_has_ended = saved["position"]
         trainer.current_flos, trainer.state.num_input_tokens_seen = saved["counts"]
         del trainer.state.log_history[saved["logs"] :]  # in place, because a callback may hold the list

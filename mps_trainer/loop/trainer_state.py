@@ -12,8 +12,9 @@ from transformers.trainer_utils import compare_trainer_and_checkpoint_args
 
 from ..callbacks.events import Events
 from ..checkpoints.files import damaged
-from ..checkpoints.loading import read_state, require_exported
+from ..checkpoints.loading import read_state
 from ..checkpoints.manifest import STATE
+from ..checkpoints.usable_states import require_exported
 from ..errors import MisconfigurationException
 from .surface import TrainerSurface
 
@@ -46,13 +47,13 @@ def init_state(
     events = trainer._mt_events
     events.state = new_state(events)
     if resume_from is not None:
-        _resume(trainer, resume_from, splits_batches)
+        _load_state(trainer, resume_from, splits_batches)
     for name, value in {"max_steps": max_steps, **settings}.items():
         setattr(events.state, name, value)
     events.state.compute_steps(trainer.args, max_steps)
 
 
-def _resume(trainer: TrainerSurface, folder: str, splits_batches: bool) -> None:
+def _load_state(trainer: TrainerSurface, folder: str, splits_batches: bool) -> None:
     """Loads the state of a checkpoint, and warns about changed arguments and missing callbacks."""
     saved, events = read_state(folder), trainer._mt_events
     fields = {field.name for field in dataclasses.fields(TrainerState)}

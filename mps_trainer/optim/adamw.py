@@ -67,7 +67,7 @@ class AdamW(torch.optim.AdamW):
         )
 
     @torch.no_grad()
-    def clip_at_step(self, gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor | None:
+    def clip_next_step(self, gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor | None:
         """Makes the next step scale `gradients` to a norm of at most `max_norm`. Returns their norm now.
 
         None if the kernel cannot scale: clip them with clip_grad_norm_.

@@ -10,7 +10,7 @@ from torch import nn
 from ..devices import ACCELERATORS
 from ..devices.watermarks import HIGH, memory_limit
 from ..guards.memory import free_unused, measure
-from ..guards.out_of_memory import DeviceOutOfMemoryError
+from ..guards.memory_errors import DeviceOutOfMemoryError
 from ..utils.text import format_bytes
 from .lab import Lab
 from .results import CheckFailed, CheckSkipped

@@ -53,5 +53,5 @@ class FakeRun:
 
     def __init__(self, model: Any = None) -> None:
         self.model, self.trial = model, None
-        self.rng = SimpleNamespace(state_dict=lambda: {**rng_state(), "order_seed": 7})
+        self.batch_source = SimpleNamespace(state_dict=lambda: {**rng_state(), "order_seed": 7})
         self.run_state = SimpleNamespace(state_dict=lambda: {"epoch": 1})

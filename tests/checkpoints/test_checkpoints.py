@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.trainer_callback import TrainerState
 
-from mps_trainer.checkpoints import manifest
+from mps_trainer.checkpoints import folders
 from mps_trainer.checkpoints.checkpoints import Checkpoints
 from mps_trainer.distributed import Processes
 
@@ -96,7 +96,7 @@ def test_a_failed_save_does_not_name_a_checkpoint_of_another_run(saver, trainer,
     with_checkpoints(tmp_path, 9)
     saver.find_stale(None)
     saver._note_result(str(tmp_path / "checkpoint-3"), None, "the disk is full")
-    assert saver.unsaved().endswith("There is none.")
+    assert saver.unsaved.endswith("There is none.")
 
 
 def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_path):
@@ -113,8 +113,8 @@ def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(
 ):
     opened = threading.Event()
 
-    commit = manifest.commit
-    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
+    commit = folders.commit
+    monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
     with_checkpoints(tmp_path, 2, 4, 6)
     saver.find_stale(4)
     trainer._mt_run, args.save_total_limit = FakeRun(), 2

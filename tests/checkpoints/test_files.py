@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import files, manifest, schema
+from mps_trainer.checkpoints import files, folders, manifest, schema
 from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors
 from tests.conftest import refusal
 
@@ -137,7 +137,7 @@ def test_a_mac_is_asked_to_empty_the_drives_cache_or_for_less_where_it_cannot(tm
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
     (tmp_path / "new" / "inner").mkdir(parents=True)
     (tmp_path / "new" / "inner" / "file").write_text("x")
-    manifest.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-1"), 1, 1)
+    folders.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-1"), 1)
     places = [tmp_path, *(tmp_path / "checkpoint-1" / name for name in (".", "inner", "inner/file", manifest.NAME))]
     numbers = {place.stat().st_ino for place in places}
     assert (set(emptied), set(flushed)) == ((set(), numbers) if refuses else ({(n, 51) for n in numbers}, set()))

@@ -123,8 +123,8 @@ class Processor:
 )
 def test_a_processor_is_saved_with_the_model_if_it_can_be(make_args, make_model, tmp_path, processor, files):
     args = make_args()
-    writers.save(make_model(), processor, args, str(tmp_path / "new" / "folder"))
-    writers.save_without_weights(make_model(), processor, args, str(tmp_path / "no" / "weights"))
+    writers.write_model_files(make_model(), processor, args, str(tmp_path / "new" / "folder"))
+    writers.write_files_without_weights(make_model(), processor, args, str(tmp_path / "no" / "weights"))
     assert sorted(os.listdir(tmp_path / "new" / "folder")) == sorted([WEIGHTS, "training_args.bin", *files])
     assert sorted(os.listdir(tmp_path / "no" / "weights")) == sorted(["training_args.bin", *files])
     assert torch.load(tmp_path / "no" / "weights" / "training_args.bin", weights_only=False) == args
@@ -138,7 +138,7 @@ def test_the_weights_are_the_models_or_those_given_and_say_that_they_are_of_torc
     model = bert if kind == "of transformers" else make_model()
     others = {name: tensor + 1 for name, tensor in model.state_dict().items()} if given else None
     saved = SimpleNamespace(_orig_mod=model) if kind == "compiled" else model
-    writers.save(saved, None, make_args(), str(tmp_path), others and dict(others))
+    writers.write_model_files(saved, None, make_args(), str(tmp_path), others and dict(others))
     assert_same_weights(load_file(tmp_path / WEIGHTS), others or weights(model))
     with safe_open(tmp_path / WEIGHTS, "pt") as file:
         assert file.metadata() == {"format": "pt"}  # without it, transformers does not read them
@@ -146,8 +146,8 @@ def test_the_weights_are_the_models_or_those_given_and_say_that_they_are_of_torc
 
 def test_the_configuration_without_the_weights_is_the_one_that_comes_with_them(make_args, bert, tmp_path):
     bert = bert.bfloat16()
-    writers.save_without_weights(bert, None, make_args(), str(tmp_path / "without"))
-    writers.save(bert, None, make_args(), str(tmp_path / "with"))
+    writers.write_files_without_weights(bert, None, make_args(), str(tmp_path / "without"))
+    writers.write_model_files(bert, None, make_args(), str(tmp_path / "with"))
     written = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("without", "with")]
     assert written[0] == written[1]
     assert (written[0]["architectures"], written[0]["dtype"]) == (["BertForSequenceClassification"], "bfloat16")
@@ -159,7 +159,7 @@ def test_arguments_that_cannot_be_pickled_are_left_out_with_a_warning(make_model
         pass
 
     (tmp_path / "training_args.bin").write_text("of another run")
-    writers.save(make_model(), None, Inside(), str(tmp_path))
+    writers.write_model_files(make_model(), None, Inside(), str(tmp_path))
     assert os.listdir(tmp_path) == [WEIGHTS]
     assert f"{tmp_path}/training_args.bin was not written: the arguments cannot be pickled (" in caplog.text
     assert "Inside" in caplog.text
@@ -245,7 +245,7 @@ def test_the_bars_of_transformers_are_shown_again_if_they_were_before(make_args,
     )
     (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
     try:
-        writers.save(bert, None, make_args(), str(tmp_path))
+        writers.write_model_files(bert, None, make_args(), str(tmp_path))
         assert transformers_logging.is_progress_bar_enabled() is shown
     finally:
         (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()

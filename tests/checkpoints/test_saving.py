@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, TrainerCallback
 
 from mps_trainer import Trainer
-from mps_trainer.checkpoints import manifest, writers
+from mps_trainer.checkpoints import folders, manifest, writers
 from mps_trainer.checkpoints.checkpoints import wait_for_background
 from mps_trainer.checkpoints.files import why_not_written
 from mps_trainer.checkpoints.folders import find_checkpoints
@@ -42,8 +42,8 @@ def gate(monkeypatch):
     opened = threading.Event()
     opened.set()
 
-    commit = manifest.commit
-    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
+    commit = folders.commit
+    monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
     return opened
 
 
@@ -104,7 +104,7 @@ def test_what_else_goes_wrong_is_an_error_at_the_next_step_and_leaves_nothing(ma
     def fail(*args):
         raise KeyError("a fault of the program")
 
-    monkeypatch.setattr(manifest, "commit", fail)
+    monkeypatch.setattr(folders, "commit", fail)
     trainer = make_trainer(**{**SAVING, "max_steps": 200, "save_async": save_async})
     assert "a fault of the program" in refusal(trainer.train, kind=KeyError)
     assert trainer.state.global_step < 200
@@ -177,13 +177,13 @@ class Overrides(Trainer):
     ids=["safe", "on_save is listened to", "the display listens", "overridden", "not wanted", "on each node"],
 )
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
-    threads, commit = set(), manifest.commit
+    threads, commit = set(), folders.commit
 
     def note_thread(*args):
         threads.add((threading.current_thread().name, threading.current_thread().daemon))
         commit(*args)
 
-    monkeypatch.setattr(manifest, "commit", note_thread)
+    monkeypatch.setattr(folders, "commit", note_thread)
     completes = Completes()
     callbacks = [*trainer.get("callbacks", []), completes]
     make_trainer({**trainer, "callbacks": callbacks}, **SAVING, **settings).train()
@@ -408,7 +408,7 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
     interrupts = callback(on_step_end=interrupt)
     trainer = make_trainer({"callbacks": [interrupts]}, **{**SAVING, "save_steps": 100})
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "commit", fails)
+        patch.setattr(folders, "commit", fails)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         wait_for_background()
@@ -422,7 +422,7 @@ def test_the_process_that_is_to_save_writes_the_model_though_it_is_not_the_first
     """With save_on_each_node the first one of each machine; transformers would leave it to the first of all."""
     monkeypatch.setattr(PreTrainedModel, "should_save_on_this_rank", lambda self, is_main: False, raising=False)
     model = tiny("BertForSequenceClassification")
-    writers.save(model, None, make_args(), str(tmp_path))
+    writers.write_model_files(model, None, make_args(), str(tmp_path))
     assert {"config.json", "model.safetensors"} <= set(os.listdir(tmp_path))
     assert "should_save_on_this_rank" not in vars(model)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from mps_trainer.checkpoints.loading import require_exported, require_usable
+from mps_trainer.checkpoints.usable_states import require_exported, require_usable
 from mps_trainer.optim.adamw import AdamW
 from tests.conftest import refusal
 

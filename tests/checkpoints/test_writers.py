@@ -74,7 +74,7 @@ def write(folder, args, model, states, **attributes):
     vars(trainer).update(attributes)
     writer = shard_writer(trainer, states)
     writer.write_shards(str(folder))
-    writer.write(str(folder))
+    writer.write_files(str(folder))
 
 
 @pytest.fixture

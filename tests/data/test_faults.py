@@ -12,8 +12,8 @@ import torch
 from datasets import Dataset
 from torch import nn
 
+from mps_trainer.data.epoch_loader import EpochLoader
 from mps_trainer.data.faults import explain_loading, explain_starting, why_worker_died
-from mps_trainer.data.loader import EpochLoader
 from mps_trainer.errors import explanation_of
 from tests.conftest import Stream, assert_same_weights, examples, refusal, weights
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.data.faults import rows_of_batches
-from mps_trainer.data.loader import prepare_loader
 from mps_trainer.data.order import DistributedBatchSampler, LaterBatches, ShareOfStream
 from mps_trainer.distributed import Processes
 from tests.conftest import Stream, refusal

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
 from mps_trainer.data.dataloaders import loading_settings, make_dataloader, make_persistent
-from mps_trainer.data.loader import prepare_loader
+from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.data.order import SeededSampler
 from mps_trainer.data.samplers import eval_sampler, fitted_buckets, lengths_in_column, lengths_of, train_sampler
 from mps_trainer.distributed import Processes

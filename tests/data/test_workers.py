@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from mps_trainer.data.loader import prepare_loader
+from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.data.workers import close_workers
 from mps_trainer.distributed import Processes
 from mps_trainer.guards import signals

@@ -13,9 +13,9 @@ from mps_trainer.loop import loss as losses
 from mps_trainer.loop.loss import (
     UpdateLoss,
     count_items,
-    divisors,
+    divisors_of,
     items_of,
-    loss_of,
+    loss_in_outputs,
     predicts_next_token,
     shifts_labels,
 )
@@ -30,7 +30,7 @@ ONE, TWO = Processes(0, 1), Processes(0, 2)
 
 @pytest.mark.parametrize("outputs", [{"loss": LOSS, "logits": 1}, (LOSS, 1), [LOSS], LOSS])
 def test_loss_is_found_under_its_name_first_or_alone(outputs):
-    assert loss_of(outputs, {}) is LOSS
+    assert loss_in_outputs(outputs, {}) is LOSS
 
 
 def test_outputs_without_a_loss_are_refused_with_what_the_model_returned_and_got():
@@ -39,12 +39,12 @@ def test_outputs_without_a_loss_are_refused_with_what_the_model_returned_and_got
         ({"loss": None, "logits": 1}, "logits but no loss"),
         ({}, "no loss"),
     ):
-        assert refusal(loss_of, outputs, {"x": 1, "mask": 1}, kind=ValueError) == (
+        assert refusal(loss_in_outputs, outputs, {"x": 1, "mask": 1}, kind=ValueError) == (
             f"The model returned {returned}. Its inputs were: x, mask. Check that they include the labels under the "
             "name that forward() takes, or override compute_loss."
         )
     for outputs in ((torch.zeros(3, 2),), (torch.zeros(1),), (0.5,), torch.zeros(3)):
-        assert refusal(loss_of, outputs, {"x": 1, "y": 1}, kind=ValueError) == (
+        assert refusal(loss_in_outputs, outputs, {"x": 1, "y": 1}, kind=ValueError) == (
             "The model's first output is not a loss, which is a tensor with one value. Return the loss first or under "
             "'loss' when labels are given (it was given x, y), or override compute_loss."
         )
@@ -77,11 +77,11 @@ def test_items_are_the_labels_that_are_not_ignored_or_examples_where_those_canno
 
 
 def test_batches_weigh_by_their_items():
-    assert divisors([8, 8]) == [2.0, 2.0]
-    assert divisors([8, 2]) == [1.25, 5.0]
-    assert divisors([4, 0]) == [1.0, None]
-    assert divisors([None, None]) == [2.0, 2.0]
-    assert divisors([0, 0]) == [2.0, 2.0]
+    assert divisors_of([8, 8]) == [2.0, 2.0]
+    assert divisors_of([8, 2]) == [1.25, 5.0]
+    assert divisors_of([4, 0]) == [1.0, None]
+    assert divisors_of([None, None]) == [2.0, 2.0]
+    assert divisors_of([0, 0]) == [2.0, 2.0]
     batches = [{"target": LABELLED}, {"target": torch.tensor([1])}]
     assert loss_with(label_names=["target"]).divisors(batches) == [4 / 3, 4.0]
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
 from mps_trainer.loop import run as run_module
-from mps_trainer.loop.rng import RunRng
+from mps_trainer.loop.batch_source import BatchSource
 from mps_trainer.loop.run import TrainingRun
 from mps_trainer.utils.overrides import Overrides
 from tests.conftest import Stream, callback, examples, logged, refusal, weights
@@ -320,7 +320,7 @@ def test_an_interrupt_while_workers_end_leaves_no_run_behind(make_trainer, monke
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunRng, "close", interrupted)
+    monkeypatch.setattr(BatchSource, "close", interrupted)
     trainer = make_trainer({"callbacks": [callback(on_step_end=interrupted)]})
     with pytest.raises(KeyboardInterrupt):
         trainer.train()

@@ -34,7 +34,7 @@ def differentiate(model, step):
 
 def update(model, optimizer, clip=1.0):
     """Clips and steps; returns the norm. An AdamW of this package clips in its step if it can."""
-    norm = optimizer.clip_at_step(gradients(model), clip) if isinstance(optimizer, AdamW) else None
+    norm = optimizer.clip_next_step(gradients(model), clip) if isinstance(optimizer, AdamW) else None
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip) if norm is None else norm
     optimizer.step()
     return norm
@@ -187,7 +187,7 @@ def test_overflow_changes_neither_weights_nor_counts(device):
             parameter.grad.mul_(4.0 if step != 1 else float("inf"))
         scaler.scale(torch.ones((), device=device))  # makes the scale
         scaler.unscale_(optimizer)
-        optimizer.clip_at_step(gradients(model), 0.1)
+        optimizer.clip_next_step(gradients(model), 0.1)
         scaler.step(optimizer)
         scaler.update()
         seen.append([parameter.detach().cpu().clone() for parameter in model.parameters()])
@@ -240,7 +240,7 @@ def test_kernel_that_ignores_the_scale_does_not_clip(device, monkeypatch):
     model = network(device)
     optimizer = ours(model)
     differentiate(model, 0)
-    assert optimizer.clip_at_step(gradients(model), 0.1) is None
+    assert optimizer.clip_next_step(gradients(model), 0.1) is None
     before = [parameter.detach().clone() for parameter in model.parameters()]
     scaler = torch.amp.GradScaler(device, init_scale=4.0)
     scaler.scale(torch.ones((), device=device))  # makes the scale

@@ -12,7 +12,7 @@ from torch import nn
 
 from mps_trainer import Trainer
 from mps_trainer.data.split import split
-from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
+from mps_trainer.guards.memory_errors import DeviceOutOfMemoryError
 from tests.conftest import Classifier, assert_same_weights, callback, examples, logged, refusal, weights
 
 MESSAGES = {

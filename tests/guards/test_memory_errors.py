@@ -9,7 +9,7 @@ from torch import nn
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.guards.memory import MemoryTable, measure
-from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
+from mps_trainer.guards.memory_errors import DeviceOutOfMemoryError
 from tests.conftest import Classifier, accuracy, examples, logged, on_device, refusal
 from tests.tiny import tiny
 

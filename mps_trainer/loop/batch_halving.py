@@ -13,7 +13,7 @@ from ..checkpoints.loading import EXAMPLES_AT_A_TIME, read_position, read_state
 from ..data.split import UnsplittableBatchError, examples_in
 from ..guards.callbacks import failing_callback
 from ..guards.memory import free_unused
-from ..guards.out_of_memory import NothingLeftToSplitError, out_of_memory
+from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from .gradients import Gradients
 from .run_state import RunState

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from mps_trainer.data.loader import EpochLoader, epoch_batches, length_of, num_examples, prepare_loader
+from mps_trainer.data.epoch_loader import EpochLoader, epoch_batches, length_of, num_examples, prepare_loader
 from tests.conftest import Stream
 
 

@@ -1,4 +1,4 @@
-"""Resumes the random numbers of a run: those of training, and those from which its batches are loaded."""
+"""Gives a run its batches, and after a resume the random numbers with which the first run drew and loaded them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, OF_LOADING, ORDER_SEED, read_rng, rng_state, set_rng
+from ..data.epoch_loader import PrefetchIterator, epoch_batches, order_of
 from ..data.faults import explain_worker
-from ..data.loader import PrefetchIterator, epoch_batches, order_of
 from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
 
 
-class RunRng:
-    """Owns the random states of a run, and starts its epochs.
+class BatchSource:
+    """Starts the epochs of a run, and owns its random states.
 
     Training and loading draw from the same generators, and loading is one batch ahead. A checkpoint therefore has
-    three states, and `start_epoch` and `restore` set them in the order in which the first run drew from them:
+    three states, and `start_epoch` and `restore_rng` set them in the order in which the first run drew from them:
 
     1. before the epoch: its order and its workers' seeds are drawn again;
     2. before the batch that waits: the batches that were trained on are skipped, and this one is loaded again;
-    3. at the checkpoint: training draws the next number. `restore` sets it, once.
+    3. at the checkpoint: training draws the next number. `restore_rng` sets it, once.
 
     A checkpoint of transformers has the last one alone. As transformers does, the run then sets it when the batches of
     its first update are loaded. Workers' generators cannot be read from this process: their batches are loaded again.
@@ -34,21 +34,24 @@ class RunRng:
         self.loader = loader
         self._trainer = trainer
         self._folder: str | None = None  # an override restores from it; None: `_pending` is set as it is
-        self._pending: dict[str, Any] | None = None  # the states that `restore` sets; None once it has
+        self._pending: dict[str, Any] | None = None  # the states that `restore_rng` sets; None once it has
         self._loading: dict[str, Any] | None = None  # the saved states of loading, until an epoch starts from them
         self._batches: Iterator[Any] | None = None
         self._before_epoch: dict[str, Any] | None = None
 
     # Resuming
 
-    def resume(self, folder: str) -> None:
-        """Reads the states of a checkpoint. The generators are set by `start_epoch` and `restore`."""
+    def load(self, folder: str) -> None:
+        """Reads the states of a checkpoint. The generators are set by `start_epoch` and `restore_rng`."""
         processes = self._trainer._mt_processes
         self._folder, self._pending = folder, read_rng(folder, processes.rank, processes.size)
         self._load_loading(self._pending)
 
-    def restore(self) -> None:
-        """Sets the generators to where they were at the checkpoint, once."""
+    def restore_rng(self) -> None:
+        """Sets the generators to where they were at the checkpoint, once.
+
+        That is before a new epoch, else once its first batch is loaded, or at its end if it gives none.
+        """
         if self._pending is None:
             return
         if self._folder is not None and self._trainer._mt_overrides.has("_load_rng_state"):
@@ -59,7 +62,7 @@ class RunRng:
 
     @contextlib.contextmanager
     def drawing_ahead(self) -> Iterator[None]:
-        """Restores the generators inside. Draws inside advance the states that `restore` sets later."""
+        """Restores the generators inside. Draws inside advance the states that `restore_rng` sets later."""
         if self._pending is None:
             yield
             return
@@ -71,26 +74,33 @@ class RunRng:
 
     def start_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
         """Returns the batches of an epoch without the first `skip`; usually they are loaded one ahead of training."""
+        saved, self._loading = self._loading, None
+        if skip and saved:
+            return self._resume_epoch(epoch, skip, saved)
         if not skip:
-            self.restore()  # the epoch draws its own numbers
-        saved: dict[str, Any] = (self._loading or {}) if skip else {}
-        self._loading = None
+            self.restore_rng()  # the epoch draws its own numbers
+        self._before_epoch = rng_state()
+        self._batches = epoch_batches(self.loader, epoch, skip)
+        return self._batches
+
+    def _resume_epoch(self, epoch: int, skip: int, saved: dict[str, Any]) -> Iterator[Any]:
+        """Does the same with the states of loading that a checkpoint has."""
         before_epoch, waiting = saved.get(BEFORE_EPOCH), saved.get(BEFORE_WAITING)
         if before_epoch is not None:
             set_rng(before_epoch)
-            if skip and getattr(self.loader, "num_workers", 0):
+            if getattr(self.loader, "num_workers", 0):
                 logger.info(
                     "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
                 )
         self._before_epoch = before_epoch or rng_state()
         before_first = None
         if BEFORE_WAITING in saved:
-            before_first = self.restore if waiting is None else functools.partial(set_rng, waiting)
+            before_first = self.restore_rng if waiting is None else functools.partial(set_rng, waiting)
         # a checkpoint of transformers does not have the states before the epoch: workers start anew, as there
         self._batches = epoch_batches(self.loader, epoch, skip, before_first, load_skipped=before_epoch is not None)
         if isinstance(self._batches, PrefetchIterator) and waiting is not None:
             self._batches.start()
-            self.restore()
+            self.restore_rng()
         return self._batches
 
     def restore_epoch_start(self) -> None:

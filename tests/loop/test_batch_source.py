@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from mps_trainer.checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state, set_rng
 from mps_trainer.distributed import Processes
-from mps_trainer.loop.rng import RunRng
+from mps_trainer.loop.batch_source import BatchSource
 from mps_trainer.utils.overrides import Overrides
 
 
@@ -29,11 +29,11 @@ def loader(**settings):
     return DataLoader(range(12), batch_size=2, collate_fn=noisy, **settings)
 
 
-def run_rng(data, folder=None, saved=None) -> RunRng:
-    rng = RunRng(SimpleNamespace(_mt_processes=Processes(), _mt_overrides=Overrides()), data)
+def run_rng(data, folder=None, saved=None) -> BatchSource:
+    rng = BatchSource(SimpleNamespace(_mt_processes=Processes(), _mt_overrides=Overrides()), data)
     if saved is not None:
         torch.save(saved, folder / "rng_state.pth")
-        rng.resume(str(folder))
+        rng.load(str(folder))
     return rng
 
 
@@ -66,7 +66,7 @@ def test_draws_ahead_advance_what_is_restored_later(tmp_path):
     with rng.drawing_ahead():
         assert random.random() == first
     random.seed(8)
-    rng.restore()
+    rng.restore_rng()
     assert random.random() == second
     with rng.drawing_ahead():  # nothing is pending any more: the generators go on
         third = random.random()
@@ -83,7 +83,7 @@ def test_draws_ahead_advance_what_is_restored_later(tmp_path):
     ],
 )
 def test_loading_batches_again_for_workers_is_logged(tmp_path, caplog, workers, saved, is_told):
-    caplog.set_level("INFO", logger="mps_trainer.loop.rng")
+    caplog.set_level("INFO", logger="mps_trainer.loop.batch_source")
     rng = run_rng(loader(num_workers=workers), tmp_path, {**rng_state(), **saved})
     rng.start_epoch(0, 3)
     told = "Loading the first 3 batches of the epoch again to restore the random state of the workers."
