@@ -110,10 +110,8 @@ TOGETHER = [
 def test_a_bad_value_is_refused_by_name(name, value, accepted):
     said = refusal(TrainingArguments, **{name: value})
     assert re.search(r"is not accepted|not understood", said)
-    message = said
-    assert message.startswith(f"{name}={value!r} ")
-    assert accepted in message
-    assert "\n" not in message
+    assert said.startswith(f"{name}={value!r} ")
+    assert accepted in said
 
 
 NOT_NEGATIVE = [
@@ -151,7 +149,6 @@ def test_a_value_that_a_few_aliases_of_yaml_make_huge_is_refused(name):
 def test_a_bad_combination_is_refused_with_both_names(settings, said):
     message = refusal(TrainingArguments, **settings)
     assert [piece for piece in said if piece not in message] == []
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize("below", ["", "run", "run/seed-1"])

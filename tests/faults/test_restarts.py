@@ -2,8 +2,6 @@
 
 import json
 import re
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -12,10 +10,8 @@ from tests import run_python
 from tests.cli.test_doctor import run as command
 from tests.faults import scripts
 from tests.faults.restarted import OUTCOME
-from tests.faults.restarts import KINDS, VARIANTS, Series
+from tests.faults.restarts import KINDS
 from tests.faults.test_kill import RESULTS
-
-DEVICES = ("cpu", "mps")
 
 FAILS_IN_ITS_FIRST_STEP = """
 import sys, torch
@@ -52,27 +48,6 @@ def test_bad_script_ends_after_one_try_with_its_own_error(tmp_path, bad):
     assert (done.returncode, done.stdout.count("begun")) == (status, 1)
     assert said in done.stderr
     assert "Restart" not in done.stderr
-
-
-def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
-    monkeypatch.setattr(Series, "undisturbed", lambda *_: {"operators": 4000})
-    monkeypatch.setattr(Series, "compare", lambda *_: ("identical", 2))
-    monkeypatch.setattr("tests.faults.restarts.run", lambda *_: (0, ""))
-    absent = ("TRL, sft.py", "TRL, reward.py")
-    for name in absent:
-        monkeypatch.setitem(scripts.SCRIPTS, name, (None, None))
-
-    def drawn(seed):
-        with tempfile.TemporaryDirectory() as folder:
-            trials = Series(Path(folder), seed).trials(44, DEVICES)
-            return [(trial.variant, trial.device, trial.faults) for trial in trials]
-
-    assert drawn(0) == drawn(0) != drawn(1)
-    assert {faults[0][0] for _, _, faults in drawn(0)} == set(KINDS)
-    assert {(variant, device) for variant, device, _ in drawn(0)} == {
-        (variant, device) for variant in VARIANTS if variant not in absent for device in DEVICES
-    }
-    assert capsys.readouterr().out.startswith("Its library is not installed, so there are no trials of TRL, sft.py.")
 
 
 def test_result_of_the_series_is_whole():

@@ -48,10 +48,9 @@ class Sentences(Dataset):
 
     column_names = ("input_ids", "labels")
 
-    def __init__(self, count: int = 40, augment: bool = True) -> None:
+    def __init__(self, count: int = 40) -> None:
         draw = random.Random(0)
         self.rows = [[draw.randrange(1, 50) for _ in range(draw.randrange(3, 20))] for _ in range(count)]
-        self.augment = augment
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,9 +59,8 @@ class Sentences(Dataset):
         if isinstance(index, str):  # a whole column
             return self.rows if index == "input_ids" else [sum(row) % 2 for row in self.rows]
         row = list(self.rows[index])
-        if self.augment:
-            row[random.randrange(len(row))] = int(np.random.randint(1, 50))
-            row[int(torch.randint(len(row), ()))] = 1
+        row[random.randrange(len(row))] = int(np.random.randint(1, 50))
+        row[int(torch.randint(len(row), ()))] = 1
         return {"input_ids": row, "labels": sum(self.rows[index]) % 2}
 
 

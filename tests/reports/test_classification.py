@@ -148,6 +148,7 @@ def first_tokens(rows):
 
 def test_a_run_has_the_mistakes_of_its_last_evaluation(trained, tmp_path):
     trainer = trained({**PARTS, "model": Fixed(), "processing_class": Tokenizer()}, report=True, max_steps=1)
+    trainer.predict(ROWS)
     assert read_back(tmp_path / "run")["classification"] == {}
     metrics = trainer.evaluate()
     record = read_back(tmp_path / "run")
@@ -179,12 +180,6 @@ def test_nothing_is_kept_without_a_report(make_trainer, monkeypatch):
     monkeypatch.setattr(classification, "classification_of", lambda *given: pytest.fail("it was made"))
     make_trainer({**PARTS, "model": Fixed()}, report=False, max_steps=2, eval_strategy="steps", eval_steps=1).train()
     make_trainer({**PARTS, "model": Fixed()}, report=True).evaluate()
-
-
-def test_a_prediction_is_no_evaluation(trained, tmp_path):
-    trainer = trained({**PARTS, "model": Fixed()}, report=True)
-    trainer.predict(ROWS)
-    assert read_back(tmp_path / "run")["classification"] == {}
 
 
 def test_the_page_has_confusion_matrix_and_mistakes(record):
