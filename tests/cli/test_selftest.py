@@ -22,7 +22,6 @@ def on_cpu(monkeypatch):
 
 @pytest.fixture
 def fine(on_cpu, monkeypatch):
-    """Every check passes at once."""
     for name in CHECKS:
         monkeypatch.setitem(CHECKS, name, lambda lab: ("fine", {}))
 
@@ -64,13 +63,6 @@ def test_selftest_without_torch_is_2_and_one_line(machine, monkeypatch, capsys):
     assert printed.out == ""
     assert printed.err.startswith("mps-trainer: error: Nothing can be trained here: torch is not installed")
     assert len(printed.err.splitlines()) == 1
-
-
-def test_selftest_on_a_mac_does_not_simulate(monkeypatch, capsys):
-    monkeypatch.setattr("mps_trainer.simulator.build.platform.system", lambda: "Darwin")
-    monkeypatch.setattr("mps_trainer.simulator.session._extension", None)
-    assert main(["selftest", "--simulate"]) == 2
-    assert "The mps device is not simulated on a Mac" in capsys.readouterr().err
 
 
 @pytest.mark.integration

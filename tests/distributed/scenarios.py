@@ -72,7 +72,6 @@ def classifier() -> Classifier:
 
 
 def run(folder: str, count: int, **settings: Any) -> dict[str, Any]:
-    """Trains the small classifier on `count` examples."""
     return train(folder, classifier(), examples(count), **settings)
 
 
@@ -256,7 +255,6 @@ def files(folder: str) -> list[str]:
 
 @scenario
 def a_run_resumed_in_an_epoch(folder: str) -> dict[str, Any]:
-    """Beside one that was left alone."""
     whole = with_checkpoints(os.path.join(folder, "whole"))
     again = with_checkpoints(os.path.join(folder, "whole"), resume=os.path.join(folder, "whole", "checkpoint-6"))
     return {"whole": whole, "again": again}
@@ -271,7 +269,6 @@ def checkpoints(folder: str) -> dict[str, Any]:
 
 @scenario
 def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
-    """The first process looks for it, and all of them are told."""
     trainer = Trainer(Classifier(), arguments(folder), train_dataset=examples(40))
     return {"said": refusal(trainer.train, resume_from_checkpoint=os.path.join(folder, "checkpoint-99"))}
 
@@ -298,7 +295,6 @@ def folders_of_their_own(folder: str) -> dict[str, Any]:
 
 @scenario
 def another_run_in_the_folder(folder: str) -> dict[str, Any]:
-    """Only the first process finds the other run, and all of them are told."""
     os.makedirs(folder, exist_ok=True)
     trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
     with contextlib.ExitStack() as stack:

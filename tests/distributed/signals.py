@@ -107,7 +107,6 @@ class DrawsForEvenRows(Dataset):
 
 @scenario
 def loading_draws_in_one(folder: str) -> dict[str, Any]:
-    """Loading draws random numbers in one process, in the other not."""
     settings = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential", "eval_strategy": "steps"}
     torch.manual_seed(0)
     trainer = Trainer(

@@ -46,7 +46,6 @@ def test_pages_are_of_one_kind_each():
 
 
 def words_of(name: str) -> int:
-    """Returns the number of words outside of code blocks."""
     text = BY_NAME[name].read_text(encoding="utf-8")
     return len(re.findall(r"\w[^\s|]*", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)))
 

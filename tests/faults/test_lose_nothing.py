@@ -35,7 +35,6 @@ def test_resuming_into_another_folder_keeps_earlier_checkpoints(trained, tmp_pat
 
 
 def test_clock_set_back_loses_no_steps(make_trainer, trained, monkeypatch, caplog):
-    """The clock is set back by an hour at step 3, and the run is killed at step 6."""
     real, offset = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + offset[0])
 
@@ -109,8 +108,6 @@ def test_second_run_in_a_folder_is_refused_and_leaves_the_lock(trained, tmp_path
 
 
 class OfEpochs(torch.utils.data.Dataset):
-    """A dataset whose examples change with the epoch, and at random."""
-
     epoch = 0
 
     def set_epoch(self, epoch):

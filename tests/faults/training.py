@@ -129,7 +129,6 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
 
 
 def own(tensor: Any) -> torch.Tensor:
-    """Returns this process's part of a tensor, on the CPU."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).cpu()
 
 

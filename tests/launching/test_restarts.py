@@ -31,13 +31,10 @@ KILLED = "was killed (SIGKILL, which a system short of memory sends)"
         (End(-9, "", dataclasses.replace(AT_5, examples=1)), KILLED, None),
         (End(-9), KILLED, None),  # before training
         (End(137, OTHER, AT_5), KILLED, 4),  # one of several processes, and the first noticed
-        (End(-6, "", AT_5), "died of SIGABRT", None),
         (End(-11, "", TRAINED), "died of SIGSEGV", None),
         (End(3, "", AT_5), "ended with status 3 and no error", None),
-        (End(1, GPU, AT_5), "died of a GPU fault", None),
         (End(1, GPU, AT_0), "died of a GPU fault", None),
         (End(1, MEMORY, AT_0), "ran out of memory", 4),
-        (End(-6, "", AT_5, hung_for=600.0), "made no progress for 600 s", None),
         (End(-9, MEMORY, AT_5, hung_for=60.0), "made no progress for 60 s", None),
     ],
 )

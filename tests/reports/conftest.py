@@ -105,13 +105,11 @@ class Elements(HTMLParser):
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """Returns the cells of all rows of the tables of a page."""
     return Elements(page).rows
 
 
 @pytest.fixture
 def data() -> dict[str, Any]:
-    """Returns the content of a record's file as a dictionary that tests change."""
     return copy.deepcopy(RECORD)
 
 

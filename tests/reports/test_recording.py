@@ -93,8 +93,6 @@ def test_it_can_be_left_out(make_trainer, tmp_path, settings):
 
 @dataclass
 class Quiet(TrainingArguments):
-    """Arguments of a script that wants no trackers, whatever its users ask for."""
-
     def __post_init__(self):
         super().__post_init__()
         self.report_to = []
@@ -115,44 +113,42 @@ def test_a_report_is_written_unless_trackers_are_refused():
         assert not args.writes_report
 
 
-class Reads(TrainerCallback):
-    """Keeps the page or the record as it is after each step."""
+@pytest.fixture
+def seen(trained, tmp_path, monkeypatch):
+    """`seen(name)` returns a file of a run after each of four steps and after the run.
 
-    def __init__(self, path):
-        self.path, self.pages = path, []
+    The next page waits `cost` times the seconds of the last write.
+    """
 
-    def on_step_end(self, args, state, control, **kwargs):
-        self.pages.append(self.path.read_text() if self.path.exists() else "")
+    def train(name, cost=None, **settings):
+        if cost is not None:
+            monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
+            monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", cost)
+        path, found = tmp_path / "run" / name, []
+        look = callback(on_step_end=lambda **_: found.append(path.read_text() if path.exists() else ""))
+        trained({"callbacks": [look]}, report=True, max_steps=4, **settings)
+        return [*found, path.read_text()]
 
-
-def read_run(make_trainer, tmp_path, monkeypatch, cost):
-    """Returns the pages after each of four steps. The next page waits `cost` times the seconds of the last write."""
-    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
-    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", cost)
-    reads = Reads(tmp_path / "run" / PAGE)
-    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, logging_steps=1).train()
-    return reads
-
-
-def test_an_open_page_loads_itself_again_while_the_run_lasts(make_trainer, tmp_path, monkeypatch):
-    reads = read_run(make_trainer, tmp_path, monkeypatch, cost=0)
-    assert "1 of 4 steps" in reads.pages[1]
-    assert "3 of 4 steps" in reads.pages[3]
-    assert all("<body data-reload=" in text and ">running</span>" in text for text in reads.pages[1:])
-    assert "<body>" in reads.path.read_text()
-    assert ">finished</span>" in reads.path.read_text()
+    return train
 
 
-def test_a_page_is_written_at_most_in_a_hundredth_of_the_time(make_trainer, tmp_path, monkeypatch):
-    reads = read_run(make_trainer, tmp_path, monkeypatch, cost=1e9)
-    assert "1 of 4 steps" in reads.pages[3]
+def test_an_open_page_loads_itself_again_while_the_run_lasts(seen):
+    _, *running, last = seen(PAGE, cost=0)
+    assert "1 of 4 steps" in running[0]
+    assert "3 of 4 steps" in running[2]
+    assert all("<body data-reload=" in text and ">running</span>" in text for text in running)
+    assert "<body>" in last
+    assert ">finished</span>" in last
 
 
-def test_a_checkpoint_writes_the_record_for_a_run_that_may_be_killed(make_trainer, tmp_path):
-    reads = Reads(tmp_path / "run" / NAME)
-    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, **SAVING).train()
-    assert reads.pages[1] == ""
-    assert json.loads(reads.pages[2])["outcome"] == {"kind": "running", "text": "", "step": 2, "max_steps": 4}
+def test_a_page_is_written_at_most_in_a_hundredth_of_the_time(seen):
+    assert "1 of 4 steps" in seen(PAGE, cost=1e9)[3]
+
+
+def test_a_checkpoint_writes_the_record_for_a_run_that_may_be_killed(seen):
+    _, before, after, *_ = seen(NAME, **SAVING)
+    assert before == ""
+    assert json.loads(after)["outcome"] == {"kind": "running", "text": "", "step": 2, "max_steps": 4}
 
 
 @pytest.mark.parametrize("killed", [False, True])

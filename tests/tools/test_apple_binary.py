@@ -22,45 +22,20 @@ from .tiny import CODE_AT, POINTERS_AT, STRINGS_AT, Code, add, adrp, library, wh
 # Code
 
 
-def code_of(*words: int) -> Code:
-    code = Code()
-    code.words += words
-    return code
-
-
-@pytest.mark.parametrize(
-    ("code", "addresses"),
-    [
-        (Code().take_address(1, STRINGS_AT + 0x12).end(), [STRINGS_AT + 0x12]),
-        (
-            code_of(adrp(8, CODE_AT, STRINGS_AT), adrp(9, CODE_AT + 4, POINTERS_AT), add(1, 8, 0x20)),
-            [STRINGS_AT + 0x20],
-        ),
-        (Code(0x2_0000_4000).take_address(1, 0x1_0000_9010), [0x1_0000_9010]),
-        (code_of(add(1, 8, 0x20)), []),
-    ],
-    ids=["two instructions", "others between them", "before the code", "unknown register"],
-)
-def test_addresses_in_instructions_are_found(code, addresses):
-    assert [found.address for found in decode(code.to_bytes(), code.start)] == addresses
-
-
-def test_a_register_is_unknown_after_a_call_and_one_that_calls_keep_is_not():
+def test_addresses_pointers_and_calls_are_decoded():
     code = Code()
     code.words += [adrp(8, CODE_AT, STRINGS_AT), adrp(20, CODE_AT, STRINGS_AT)]
     code.call(CODE_AT + 0x100)
-    code.words += [add(1, 8, 1), add(2, 20, 2)]
-    call, kept = decode(code.to_bytes(), CODE_AT)
-    assert call == Call(CODE_AT + 8, CODE_AT + 0x100, {8: STRINGS_AT, 20: STRINGS_AT})
-    assert kept == Reference(CODE_AT + 16, STRINGS_AT + 2)
-
-
-def test_pointers_and_calls_are_told_apart():
-    code = Code().load(0, POINTERS_AT + 0x18).call(CODE_AT - 0x40).end()
+    code.words += [add(1, 8, 1), add(2, 20, 2)]  # calls keep register 20, and not 8
+    code.load(0, POINTERS_AT + 0x18).call(CODE_AT - 0x40).end()
     assert list(decode(code.to_bytes(), CODE_AT)) == [
-        Slot(CODE_AT + 4, POINTERS_AT + 0x18),
-        Call(CODE_AT + 8, CODE_AT - 0x40),
+        Call(CODE_AT + 8, CODE_AT + 0x100, {8: STRINGS_AT, 20: STRINGS_AT}),
+        Reference(CODE_AT + 16, STRINGS_AT + 2),
+        Slot(CODE_AT + 24, POINTERS_AT + 0x18),
+        Call(CODE_AT + 28, CODE_AT - 0x40, {20: STRINGS_AT, 2: STRINGS_AT + 2}),
     ]
+    below = Code(0x2_0000_4000).take_address(1, 0x1_0000_9010)
+    assert list(decode(below.to_bytes(), below.start)) == [Reference(below.start + 4, 0x1_0000_9010)]
 
 
 # Library
@@ -99,15 +74,7 @@ KERNELS = {
     "__ZN2at8autocast13WrapFunction_ILNS0_10CastPolicyE4ELN3c10": 0x5500,
 }
 GENERATED, FALLBACK, BY_HAND, FLOAT32, PROMOTE = KERNELS.values()
-NAMES = [
-    b"add.out",
-    b"embedding_renorm_",
-    b"linalg_svd",
-    b"_slow_conv2d_forward",
-    b"aten::exp",
-    b"aten::dot",
-    b"other",
-]
+NAMES = b"add.out embedding_renorm_ linalg_svd _slow_conv2d_forward aten::exp aten::dot other".split()
 
 
 def init(key: str, number: int = 1, namespace: str = "aten") -> str:
@@ -247,8 +214,6 @@ def test_what_is_no_release_is_refused_before_pip_is_asked(tmp_path, pip, versio
 
 
 class Pip:
-    """Stands in for subprocess.run."""
-
     def __init__(self) -> None:
         self.commands: list[list[str]] = []
         self.writes, self.says = "", ""
