@@ -1,6 +1,5 @@
 """The run that is killed. It is small, with everything in it that a resumed run has to restore."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -8,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from mps_trainer.simulator import simulated_mps  # before torch, so that its build for CUDA can simulate the device
+from tests.conftest import on_device, without_times  # before torch, so that its build for CUDA can simulate the device
 
 # isort: split
 import numpy as np
@@ -18,7 +17,6 @@ from torch.utils.data import Dataset
 
 STEPS = 24
 MET = "met"  # this file is written when all processes have found each other
-TIMES = ("runtime", "per_second", "flos")
 
 PERSISTENT = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -87,13 +85,11 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor(ids), "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-def train(library: str, folder: Path, variant: str, device: str, **changes: Any) -> None:
+def train(library: str, folder: Path, variant: str, device: str) -> None:
     """Trains into `folder`, from its newest checkpoint if there is one, and writes the outcome as JSON."""
     torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack:
-        if device == "mps":
-            stack.enter_context(simulated_mps())
-        trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant] | changes, device)
+    with on_device(device):
+        trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant], device)
         processes = trainer.args.world_size if library == "mps_trainer" else 1
         if processes > 1:
             (folder / MET).touch()
@@ -144,13 +140,9 @@ def outcome(trainer: Any) -> dict[str, Any]:
     digest.update(repr(sorted(trainer.lr_scheduler.state_dict().items(), key=str)).encode())
     digest.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
     digest.update(np.random.get_state()[1].tobytes())
-    logs = [
-        {name: value for name, value in entry.items() if not name.endswith(TIMES)}
-        for entry in trainer.state.log_history
-    ]
     return {
         "steps": trainer.state.global_step,
         "weights": weights,
         "everything": digest.hexdigest(),
-        "logs": [entry for entry in logs if "train_loss" not in entry],
+        "logs": [entry for entry in without_times(trainer.state.log_history) if "train_loss" not in entry],
     }

@@ -162,7 +162,7 @@ def test_a_run_that_is_resumed_goes_on_in_its_record(report_of, tmp_path, killed
     faults = [event["text"] for event in record["events"] if event["kind"] == "fault"]
     assert [text.startswith("The process ended without a word") for text in faults] == [True] * killed
     assert [kind for kind in kinds(record) if kind != "fault"] == [
-        *("begin", "checkpoint", "resume", "checkpoint", "checkpoint", "end"),
+        *("begin", "checkpoint", "resume", "checkpoint", "checkpoint", "end")
     ]
     first, second = record["sessions"]
     assert (first["first_step"], second["first_step"]) == (0, 2)
