@@ -35,9 +35,6 @@ def on_machine(monkeypatch):
     return put
 
 
-# Nothing before it is asked for
-
-
 NOTHING_HAPPENS = """
 import os, sys
 before = sorted(os.listdir("."))
@@ -58,9 +55,6 @@ assert sorted(os.listdir(".")) == []
 def test_building_the_arguments_imports_no_torch_touches_no_device_and_makes_no_folder(tmp_path):
     result = run_python("-c", NOTHING_HAPPENS, cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-# The device
 
 
 def test_the_device_is_decided_on_first_access_once_and_logged_once(on_machine, caplog):
@@ -121,9 +115,6 @@ def test_use_mps_device_is_never_a_quiet_run_on_something_else(on_machine, facts
         _ = args.n_gpu
 
 
-# Several processes
-
-
 NEEDS_MLX = r"started 2 processes, and on mps.*over MLX.*mps_trainer\[several-macs\].*plain python.*use_cpu=True"
 
 
@@ -149,9 +140,6 @@ def test_main_process_first_is_nothing_in_one_process(on_machine):
     on_machine(PC)
     with TrainingArguments().main_process_first(desc="nothing"):
         assert not torch.distributed.is_initialized()
-
-
-# Copies
 
 
 @pytest.mark.parametrize("kind", [TrainingArguments, Extended])
@@ -185,9 +173,6 @@ def test_a_new_choice_of_device_in_a_copy_is_decided_anew(on_machine):
     args = TrainingArguments()
     assert args.device == torch.device("mps")
     assert replace(args, use_cpu=True).device == torch.device("cpu")
-
-
-# As data
 
 
 def test_tokens_are_not_written_down():

@@ -53,9 +53,6 @@ def test_charts_are_drawn_for_bars_and_for_lines(tmp_path):
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in drawn.values())
 
 
-# The order of the measurements, and the figures over all rounds
-
-
 FIGURES = (Figure("time", "time", ratio=True), Figure("score", "score", mean=True))
 ROUNDS = [
     {"bare": {"time": 1.0, "score": 0}, "ours": {"time": 0.5, "score": 1}},
@@ -110,9 +107,6 @@ def test_targets_are_met_missed_or_not_measured():
     reached = judged(benchmark, middles(ROUNDS, FIGURES), {"ours": {"time": 0.6}})
     assert [target["met"] for target in reached] == [True, False, None]
     assert [target["reached"] for target in reached] == [0.6, 2, None]
-
-
-# The summary tables, each figure in the column of its peer
 
 
 STEP = "milliseconds_per_step"

@@ -71,9 +71,6 @@ def test_doctor_status_says_whether_the_best_device_is_usable(machine, status, m
     assert "\ndevice     cpu: " in capsys.readouterr().out
 
 
-# --- the facts of another machine --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """Writes a file, and answers from it; what is asked of this machine is an error."""

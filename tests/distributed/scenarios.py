@@ -21,11 +21,18 @@ TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all pr
 STEPS = 24  # of a run; four epochs of most
 
 SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {}
+ALIKE: list[str] = []
 
 
 def scenario(function: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
     SCENARIOS[function.__name__] = function
     return function
+
+
+def alike(function: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+    """Registers a scenario in which several processes train as one does."""
+    ALIKE.append(function.__name__)
+    return scenario(function)
 
 
 def processes() -> int:
@@ -82,9 +89,10 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 for name, (count, settings) in RUNS.items():
     SCENARIOS[name] = functools.partial(run, count=count, **settings)
+ALIKE += RUNS
 
 
-@scenario
+@alike
 def batches_are_split(folder: str) -> dict[str, Any]:
     return run(folder, 43, per_device_train_batch_size=TOGETHER, accelerator_config={"split_batches": processes() > 1})
 
@@ -100,7 +108,7 @@ class Weighted(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-@scenario
+@alike
 def a_loss_of_a_subclass(folder: str) -> dict[str, Any]:
     return train(folder, classifier(), examples(43), kind=Weighted, gradient_accumulation_steps=2)
 
@@ -113,7 +121,7 @@ class Silent(Trainer):
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
 
-@scenario
+@alike
 def a_loss_that_ignores_the_items(folder: str) -> dict[str, Any]:
     return train(folder, small_bert(), sentences(40, labels=True), padded, Silent, learning_rate=1e-3)
 
@@ -132,7 +140,7 @@ class Gathering(Trainer):
         return (loss / items, outputs) if return_outputs else loss / items
 
 
-@scenario
+@alike
 def a_loss_that_gathers(folder: str) -> dict[str, Any]:
     """One process has no example of its own in the last update of an epoch, and no label in another."""
     rows = [{**row, "ignored": number % 17 < 3} for number, row in enumerate(sentences(41, False))]
@@ -178,13 +186,13 @@ def small_gpt(dropout: float = 0.0, layers: int = 1) -> Any:
     return tiny("GPT2LMHeadModel", num_hidden_layers=layers, **rates)
 
 
-@scenario
+@alike
 def length_buckets(folder: str) -> dict[str, Any]:
     settings = {"train_sampling_strategy": "bucket_by_length", "learning_rate": 1e-3}
     return train(folder, small_bert(), sentences(61, labels=True), padded, **settings)
 
 
-@scenario
+@alike
 def attention_in_chunks(folder: str) -> dict[str, Any]:
     return train(folder, small_gpt(), sentences(61, False), padded, chunked_attention=True, learning_rate=1e-3)
 
@@ -199,7 +207,7 @@ def adapters_in_bfloat16(folder: str) -> dict[str, Any]:
     return train(folder, model, sentences(41, labels=False), padded, bf16=True, gradient_accumulation_steps=2)
 
 
-@scenario
+@alike
 def tokens_are_what_is_averaged_over(folder: str) -> dict[str, Any]:
     """Also at the end of an epoch, where one of two processes has another's example."""
     settings = {"gradient_accumulation_steps": 2, "learning_rate": 1e-3}
@@ -304,13 +312,13 @@ def another_run_in_the_folder(folder: str) -> dict[str, Any]:
         return {"said": refusal(trainer.train)}
 
 
-@scenario
+@alike
 def a_stream(folder: str) -> dict[str, Any]:
     """The stream ends when every process has an example."""
     return train(folder, classifier(), Stream(examples(44)))
 
 
-@scenario
+@alike
 def an_update_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
     """The first half of each batch, which is the first of two processes', has nothing to learn from."""
     rows = [{**row, "ignored": number % TOGETHER < TOGETHER // 2} for number, row in enumerate(sentences(48, False))]

@@ -90,9 +90,6 @@ def test_searched_words_are_in_a_heading(query):
     assert any(set(query.split()) <= words for words in headings)
 
 
-# README
-
-
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -19,8 +19,6 @@ from tools.apple_binary.wheel import LIBRARY, IndexUnreachableError, Wheel, Whee
 
 from .tiny import CODE_AT, POINTERS_AT, STRINGS_AT, Code, add, adrp, library, wheel
 
-# Code
-
 
 def test_addresses_pointers_and_calls_are_decoded():
     code = Code()
@@ -36,9 +34,6 @@ def test_addresses_pointers_and_calls_are_decoded():
     ]
     below = Code(0x2_0000_4000).take_address(1, 0x1_0000_9010)
     assert list(decode(below.to_bytes(), below.start)) == [Reference(below.start + 4, 0x1_0000_9010)]
-
-
-# Library
 
 
 def test_symbols_functions_and_strings_are_read():
@@ -61,8 +56,6 @@ def test_what_is_no_library_for_apple_silicon_is_refused(content):
     with pytest.raises(MachOError, match="library"):
         MachO(content)
 
-
-# Registrations
 
 IMPL = "__ZNR5torch7Library5_implEPKcONS_11CppFunctionENS_17_RegisterOrVerifyE"
 IMPL_AT = 0x5000
@@ -119,9 +112,6 @@ def test_a_registration_whose_name_cannot_be_read_is_an_error():
         registrations(binary)
 
 
-# Callers
-
-
 def test_operators_whose_kernels_reach_a_function_are_found():
     """`direct` calls it, `queued` takes the address of a block that does, and `dispatched` calls another operator."""
     code, symbols = Code(), {}
@@ -144,9 +134,6 @@ def test_operators_whose_kernels_reach_a_function_are_found():
     found = [Registration(f"aten::{name}", "MPS", (name,)) for name in ("direct", "queued", "dispatched")]
     assert operators_reaching(binary, found, GRAPH) == {"aten::direct", "aten::queued"}
     assert operators_reaching(binary, found, READ) == set()
-
-
-# The wheel
 
 
 def test_members_are_compared_with_the_record(tmp_path):
@@ -230,9 +217,6 @@ def pip(monkeypatch):
     stand_in = Pip()
     monkeypatch.setattr("tools.apple_binary.wheel.subprocess.run", stand_in)
     return stand_in
-
-
-# The comparison
 
 
 def table(*native: str) -> OperatorTable:
