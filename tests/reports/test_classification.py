@@ -11,7 +11,7 @@ from mps_trainer.reports import classification
 from mps_trainer.reports.classification import classification_of, texts_of
 from mps_trainer.reports.pages import run_page
 from mps_trainer.reports.record import PAGE
-from tests.conftest import accuracy
+from tests.conftest import accuracy, callback
 
 from .conftest import Elements, read_back, rows_of
 
@@ -143,10 +143,11 @@ def first_tokens(rows):
     return {"input_ids": tokens, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-def test_a_run_has_the_mistakes_of_its_last_evaluation(trained, tmp_path):
+def test_a_run_has_the_mistakes_of_its_last_evaluation_and_of_no_prediction(make_trainer, tmp_path):
     given = {**PARTS, "model": Fixed(), "processing_class": SimpleNamespace(decode=decode)}
-    trainer = trained(given, report=True, max_steps=1)
-    trainer.predict(ROWS)
+    trainer = make_trainer(given, report=True, max_steps=1)
+    trainer.add_callback(callback(on_step_end=lambda **_: trainer.predict(ROWS)))
+    trainer.train()
     assert read_back(tmp_path / "run")["classification"] == {}
     metrics = trainer.evaluate()
     record = read_back(tmp_path / "run")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,10 +75,6 @@ def init(key: str, number: int = 1, namespace: str = "aten") -> str:
     return f"__ZN2at12_GLOBAL__N_1TORCH_LIBRARY_IMPL_init_{namespace}_{key}_{number}ERN5torch7LibraryE"
 
 
-def name_at(name: bytes) -> int:
-    return STRINGS_AT + sum(len(other) + 1 for other in NAMES[: NAMES.index(name)])
-
-
 def torch_library() -> MachO:
     """Two generated registrations, three by hand, of which two fall back, and autocast's of two devices."""
     functions = {
@@ -93,16 +90,16 @@ def torch_library() -> MachO:
         init("MPS", namespace="mine"): [(1, GENERATED, b"other")],
         init("MPS", 3) + ".cold.1": [(1, GENERATED, b"other")],
     }
-    code, symbols = Code(), {IMPL: IMPL_AT, **KERNELS}
+    code, symbols, strings = Code(), {IMPL: IMPL_AT, **KERNELS}, b"".join(name + b"\0" for name in NAMES)
     for symbol, calls in functions.items():
         symbols[symbol] = code.at
         for register, kernel, name in calls:
             if kernel:
                 code.take_address(register, kernel)
-            code.take_address(1, name_at(name)).call(IMPL_AT)
+            code.take_address(1, STRINGS_AT + strings.index(name + b"\0")).call(IMPL_AT)
         code.end()
     padding = bytes(0x2000 - 4 * len(code.words))
-    return MachO(library(code.to_bytes() + padding, b"".join(name + b"\0" for name in NAMES), symbols))
+    return MachO(library(code.to_bytes() + padding, strings, symbols))
 
 
 def test_a_registration_whose_name_cannot_be_read_is_an_error():
@@ -200,23 +197,19 @@ def test_what_is_no_release_is_refused_before_pip_is_asked(tmp_path, pip, versio
     assert pip.commands == []
 
 
-class Pip:
-    def __init__(self) -> None:
-        self.commands: list[list[str]] = []
-        self.writes, self.says = "", ""
-
-    def __call__(self, command, **settings):
-        self.commands.append(command)
-        if self.writes:
-            (Path(command[command.index("--dest") + 1]) / self.writes).touch()
-        return subprocess.CompletedProcess(command, 0 if self.writes else 1, "", self.says)
-
-
 @pytest.fixture
 def pip(monkeypatch):
-    stand_in = Pip()
-    monkeypatch.setattr("tools.apple_binary.wheel.subprocess.run", stand_in)
-    return stand_in
+    """Takes the place of pip: it writes a file, or fails with what it says."""
+    made = SimpleNamespace(commands=[], writes="", says="")
+
+    def run(command, **settings):
+        made.commands.append(command)
+        if made.writes:
+            (Path(command[command.index("--dest") + 1]) / made.writes).touch()
+        return subprocess.CompletedProcess(command, 0 if made.writes else 1, "", made.says)
+
+    monkeypatch.setattr("tools.apple_binary.wheel.subprocess.run", run)
+    return made
 
 
 def table(*native: str) -> OperatorTable:
@@ -261,19 +254,15 @@ def test_the_table_is_that_of_the_wheel_read_by_its_own_torchgen(tmp_path, monke
 
 @pytest.mark.parametrize(("native", "status"), [("aten::add.out", 0), ("aten::mul.out", 1)])
 def test_the_command_ends_with_1_where_a_difference_has_no_reason(tmp_path, monkeypatch, capsys, native, status):
-    path = wheel(tmp_path / "torch-9.9.9-cp311-cp311-macosx_14_0_arm64.whl", {LIBRARY: one_operator()})
+    code = Code().take_address(1, GENERATED).take_address(1, STRINGS_AT).call(IMPL_AT).end().to_bytes()
+    binary = library(code + bytes(0x2000), b"add.out\0", {init("MPS"): CODE_AT, IMPL: IMPL_AT, **KERNELS})
+    path = wheel(tmp_path / "torch-9.9.9-cp311-cp311-macosx_14_0_arm64.whl", {LIBRARY: binary})
     monkeypatch.setattr("tools.apple_binary.compare.operator_table_of", lambda wheel, version: table(native))
     assert main(["9.9.9", "--cache", str(tmp_path), "--json", str(tmp_path / "found.json")]) == status
     assert ("UNEXPLAINED" in capsys.readouterr().out) is bool(status)
     (written,) = json.loads((tmp_path / "found.json").read_text())
     assert written["wheel"] == path.name
     assert written["registered"] == {"MPS": 1}
-
-
-def one_operator() -> bytes:
-    code = Code().take_address(1, GENERATED).take_address(1, STRINGS_AT).call(IMPL_AT).end().to_bytes()
-    symbols = {init("MPS"): CODE_AT, IMPL: IMPL_AT, **KERNELS}
-    return library(code + bytes(0x2000), b"add.out\0", symbols)
 
 
 def test_the_command_ends_with_2_where_there_is_nothing_to_compare(tmp_path, capsys, pip):
