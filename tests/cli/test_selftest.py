@@ -65,6 +65,13 @@ def test_selftest_without_torch_is_2_and_one_line(machine, monkeypatch, capsys):
     assert len(printed.err.splitlines()) == 1
 
 
+def test_selftest_on_a_mac_does_not_simulate(monkeypatch, capsys):
+    monkeypatch.setattr("mps_trainer.simulator.build.platform.system", lambda: "Darwin")
+    monkeypatch.setattr("mps_trainer.simulator.session._extension", None)
+    assert main(["selftest", "--simulate"]) == 2
+    assert "The mps device is not simulated on a Mac" in capsys.readouterr().err
+
+
 @pytest.mark.integration
 def test_selftest_names_a_simulated_device_and_sets_the_fallback_in_time(tmp_path, built):
     result = run("selftest", "--simulate", "--fallback", "--json", str(tmp_path / "report.json"))
