@@ -3,8 +3,7 @@
 `python -m tests.mutation` runs mutmut, with the settings of pyproject.toml, on a sample drawn from the areas below
 with a fixed seed, and prints the share of mutants that a test kills, by area. Each mutant gets the tests that reach
 it, those of its folder first and the shortest of them first, until their durations add up to `BUDGET`, so the shares
-are lower bounds. A mutant that no test
-reaches counts as survived.
+are lower bounds. A mutant that no test reaches counts as survived.
 
 mutmut loads this module as a pytest plugin as well, which chooses those tests.
 """
@@ -127,10 +126,8 @@ def main() -> int:
     if process.returncode:
         return process.returncode
     statuses = exit_statuses()
-    print(
-        "\n| area | mutants | killed | share | out of time |\n| --- | ---: | ---: | ---: | ---: |",
-        f"seed {arguments.seed}",
-    )
+    head = "| area | mutants | killed | share | out of time |\n| --- | ---: | ---: | ---: | ---: |"
+    print(f"\nSeed {arguments.seed}\n\n{head}")
     for name, mutants in {**chosen, "all": names}.items():
         ends = Counter(statuses.get(mutant) for mutant in mutants)
         late = sum(ends[status] for status in OUT_OF_TIME)

@@ -12,7 +12,6 @@ These heads cannot be trained by a Trainer, or not here, and are left out:
 
 import gc
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 import transformers as tf
 from torch import nn
 
-from mps_trainer import Trainer, cli
+from mps_trainer import Trainer
 from mps_trainer.check import trace_step
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from tests import installed_torch
@@ -334,25 +333,3 @@ def test_the_simulated_device_trains_as_the_cpu_and_needs_the_memory_that_fit_co
     assert found == pytest.approx(expected, rel=1e-4)
     # In models this small, the copy of the next batch and copies of single gradients are up to a fifth of all.
     assert computed == pytest.approx(needed, rel=0.25)
-
-
-def test_fit_prints_the_memory_of_a_wav2vec2(tmp_path, monkeypatch, capfd):
-    """The model has no weights inside the command."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # as the command sets it, and taken back
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "train.py").write_text(WAV2VEC2)
-    assert cli.main(["fit", "train.py"]) == 0
-    printed = capfd.readouterr().out
-    assert "A training step of Wav2Vec2ForCTC needs" in printed
-    assert "gradient_checkpointing=True" in printed
-
-
-WAV2VEC2 = """
-from mps_trainer import Trainer, TrainingArguments
-from tests.test_heads import HEADS
-
-(model, row), (_, other) = HEADS["CTC"](), HEADS["CTC"]()
-Trainer(model, TrainingArguments("out"), train_dataset=[row, other]).train()
-"""

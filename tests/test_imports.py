@@ -7,10 +7,7 @@ import pytest
 from tests import run_python
 
 PACKAGES = ("builtins", "torch", "transformers", "accelerate")
-SNAPSHOT = f"""
-PACKAGES = {PACKAGES}
-"""
-SNAPSHOT += """
+SNAPSHOT = """
 import builtins, importlib, json, sys
 def snapshot():
     found = {}
@@ -36,7 +33,7 @@ def printed(code: str) -> object:
 def test_importing_the_trainer_leaves_other_packages_as_they_are():
     loaded = printed("import json, sys\nfrom mps_trainer import Trainer\nprint(json.dumps(list(sys.modules)))")
     others = [name for name in loaded if name.split(".")[0] in PACKAGES]
-    code = f"""{SNAPSHOT}
+    code = f"""PACKAGES = {PACKAGES}{SNAPSHOT}
 for name in {others!r}:
     try:
         importlib.import_module(name)

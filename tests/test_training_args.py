@@ -12,24 +12,10 @@ import torch
 import mps_trainer.training_args
 from mps_trainer import DeviceUnavailableError, MachineFacts, TrainingArguments
 from tests import run_python
+from tests.arguments.test_argument_parser import Extended
+from tests.launching.test_processes import GPUS, MAC, PC
 
-MAC = MachineFacts(
-    system="Darwin",
-    os_version="15.1",
-    machine="arm64",
-    torch_version="2.13.0",
-    mps_built=True,
-    mps_available=True,
-    mps_allocation_ok=True,
-)
-PC = MachineFacts(torch_version="2.13.0")
-CUDA = replace(PC, cuda_built=True, cuda_count=2)
 TWO_PROCESSES = {"world_size": 2, "rank": 1, "local_rank": 1, "local_world_size": 2}
-
-
-@dataclass
-class Extended(TrainingArguments):
-    extra: int = 1
 
 
 @pytest.fixture
@@ -47,9 +33,6 @@ def on_machine(monkeypatch):
         return looks
 
     return put
-
-
-# Nothing before it is asked for
 
 
 NOTHING_HAPPENS = """
@@ -74,9 +57,6 @@ def test_building_the_arguments_imports_no_torch_touches_no_device_and_makes_no_
     assert (result.returncode, result.stderr) == (0, "")
 
 
-# The device
-
-
 def test_the_device_is_decided_on_first_access_once_and_logged_once(on_machine, caplog):
     looks = on_machine(MAC)
     caplog.set_level(logging.INFO, "mps_trainer")
@@ -93,7 +73,7 @@ def test_the_device_is_decided_on_first_access_once_and_logged_once(on_machine, 
 
 
 def test_a_note_is_a_warning(on_machine, caplog):
-    on_machine(CUDA)
+    on_machine(GPUS)
     assert TrainingArguments().device == torch.device("cuda:0")
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "torchrun" in record.getMessage()
@@ -109,9 +89,9 @@ def test_a_note_is_a_warning(on_machine, caplog):
         (MAC, {"devices": "1"}, "mps", 1),
         (MAC, {"use_cpu": True, "ddp_backend": "gloo"}, "cpu", 0),
         (PC, {}, "cpu", 0),
-        (CUDA, {}, "cuda:0", 1),
-        (CUDA, {"devices": [1]}, "cuda:1", 1),
-        (CUDA, {"use_cpu": True}, "cpu", 0),
+        (GPUS, {}, "cuda:0", 1),
+        (GPUS, {"devices": [1]}, "cuda:1", 1),
+        (GPUS, {"use_cpu": True}, "cpu", 0),
         (PC, {"use_cpu": True, "use_mps_device": True}, "cpu", 0),
         (MAC, {"use_cpu": True, "use_mps_device": True}, "cpu", 0),
     ],
@@ -124,7 +104,7 @@ def test_what_is_asked_for_reaches_the_decision(on_machine, facts, settings, dev
     assert args.parallel_mode.value == "not_parallel"
 
 
-@pytest.mark.parametrize("facts", [PC, CUDA, replace(MAC, mps_allocation_ok=False, mps_available=False)])
+@pytest.mark.parametrize("facts", [PC, GPUS, replace(MAC, mps_allocation_ok=False, mps_available=False)])
 def test_use_mps_device_is_never_a_quiet_run_on_something_else(on_machine, facts):
     on_machine(facts)
     with pytest.warns(FutureWarning, match="use_mps_device"):
@@ -133,9 +113,6 @@ def test_use_mps_device_is_never_a_quiet_run_on_something_else(on_machine, facts
         _ = args.device
     with pytest.raises(DeviceUnavailableError):  # still, on the second try
         _ = args.n_gpu
-
-
-# Several processes
 
 
 NEEDS_MLX = r"started 2 processes, and on mps.*over MLX.*mps_trainer\[several-macs\].*plain python.*use_cpu=True"
@@ -159,21 +136,10 @@ def test_a_launcher_on_mps_needs_mlx_when_the_device_is_asked_for(on_machine, as
         getattr(args, asked)
 
 
-def test_the_variables_of_torchrun_are_read_from_the_environment(monkeypatch):
-    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    args = TrainingArguments(use_cpu=True)
-    assert (args.world_size, args.process_index, args.local_process_index) == (2, 1, 1)
-    assert (args.should_log, args.should_save, args.parallel_mode.value) == (False, False, "distributed")
-
-
 def test_main_process_first_is_nothing_in_one_process(on_machine):
     on_machine(PC)
     with TrainingArguments().main_process_first(desc="nothing"):
         assert not torch.distributed.is_initialized()
-
-
-# Copies
 
 
 @pytest.mark.parametrize("kind", [TrainingArguments, Extended])
@@ -207,9 +173,6 @@ def test_a_new_choice_of_device_in_a_copy_is_decided_anew(on_machine):
     args = TrainingArguments()
     assert args.device == torch.device("mps")
     assert replace(args, use_cpu=True).device == torch.device("cpu")
-
-
-# As data
 
 
 def test_tokens_are_not_written_down():

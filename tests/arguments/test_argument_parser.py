@@ -34,8 +34,8 @@ def parse(*flags: str, kind: type = TrainingArguments):
 COMMAND_LINE = """
 --task_name mrpc --output-dir run --learning_rate 2e-5 --num_train_epochs 1 --do_train --do_eval False
 --eval_strategy steps --logging_steps 10 --save-steps 0.5 --warmup_steps 0.1 --no_remove_unused_columns
---label_names start end --report_to tensorboard --save_total_limit 2 --devices 1 --disable_tqdm true
---gradient_checkpointing --overwrite_output_dir --accelerator cpu --optim sgd --lr_scheduler_kwargs '{"num_cycles": 2}'
+--label_names start end --save_total_limit 2 --devices 1 --disable_tqdm true --gradient_checkpointing
+--lr_scheduler_kwargs '{"num_cycles": 2}'
 """
 
 
@@ -72,15 +72,11 @@ def test_the_command_line_and_an_empty_one():
         "warmup_steps": 0.1,
         "remove_unused_columns": False,
         "label_names": ["start", "end"],
-        "report_to": ["tensorboard"],
         "save_total_limit": 2,
         "devices": "1",
         "disable_tqdm": True,
         "gradient_checkpointing": True,
         "activation_checkpointing": True,
-        "overwrite_output_dir": True,
-        "accelerator": "cpu",
-        "optim": "sgd",
         "lr_scheduler_kwargs": {"num_cycles": 2},
     }
     assert {name: getattr(args, name) for name in expected} == expected
@@ -91,8 +87,6 @@ SETTINGS = {
     "output_dir": "run",
     "learning_rate": 2e-5,
     "eval_strategy": "no",
-    "save_strategy": "epoch",
-    "seed": 7,
     "label_names": ["labels"],
     "lr_scheduler_kwargs": {"num_cycles": 2},
     "bf16": True,
@@ -102,8 +96,6 @@ YAML = """
 output_dir: run
 learning_rate: 2e-5  # text, as YAML 1.1 has it
 eval_strategy: no  # false
-save_strategy: epoch
-seed: 7
 label_names: [labels]
 lr_scheduler_kwargs: {num_cycles: 2}
 bf16: yes

@@ -5,7 +5,6 @@ import inspect
 import json
 import math
 import warnings
-from dataclasses import dataclass
 
 import pytest
 from transformers import HfArgumentParser
@@ -13,6 +12,8 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 from mps_trainer import TrainingArguments
 from mps_trainer.arguments.deprecated import DeprecatedArguments
+
+from .test_argument_parser import Extended
 
 # field, value, what the arguments hold instead
 OLD = [
@@ -100,14 +101,6 @@ def test_a_number_goes_before_a_ratio_and_an_old_name_before_the_default_of_a_su
         optim: str = "sgd"
 
     assert WithOptimizer(adafactor=True).optim == "adafactor"
-
-
-@dataclass
-class Extended(TrainingArguments):
-    extra: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
 
 
 def line_after(frame) -> int:

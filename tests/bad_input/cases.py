@@ -30,15 +30,10 @@ class Case:
     """A command that has to be refused.
 
     Args:
-        name: A description of the input.
         command: The words after the program's name. `out` is the output folder of run_glue.py.
         says: Parts that the message has to contain.
-        files: The contents of files in the working folder, by path.
         make: A function that prepares the working folder further.
         uses: Folders of the shared run that are copied to the working folder: "model", "out".
-        program: An example's script, or mps-trainer.
-        environ: Environment variables.
-        status: The exit status.
     """
 
     name: str
@@ -58,10 +53,6 @@ class Case:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
         if self.make is not None:
             self.make(folder)
-
-    @property
-    def fragments(self) -> Sequence[str]:
-        return [self.says] if isinstance(self.says, str) else self.says
 
 
 def snapshot(folder: Path) -> dict[str, bytes | str | None]:

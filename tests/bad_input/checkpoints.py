@@ -47,12 +47,6 @@ def half(name):
     return lambda folder: cut(folder / name)
 
 
-def swap(folder):
-    first, second = ((folder / name).read_bytes() for name in (OPTIMIZER, SCHEDULER))
-    (folder / OPTIMIZER).write_bytes(second)
-    (folder / SCHEDULER).write_bytes(first)
-
-
 def _another_architecture(folder):
     from safetensors.torch import load_file, save_file
 
@@ -76,6 +70,5 @@ CHECKPOINTS = [
         listed=True,
     ),
     resume("weights of another architecture", "belong to another model", _another_architecture),
-    resume("optimizer and schedule swapped", OPTIMIZER, swap),
     resume("an optimizer of another kind", [OPTIMIZER, "does not belong to this run"], words=("--optim", "sgd")),
 ]

@@ -12,7 +12,6 @@ def config(name, content, says, path="c.json"):
 
 
 def with_values(name, says, **values):
-    """Returns a case of a valid file but for `values`."""
     return config(name, json.dumps({**RIGHT, **values}), says)
 
 
@@ -27,28 +26,16 @@ def _doubling() -> str:
     return f"run_name: {lists}\n"
 
 
-FORM = [
+CONFIGS = [
     Case("configs: not there", ("gone.json",), "The file of arguments gone.json cannot be loaded"),
-    Case("configs: a folder", ("c.yaml",), "c.yaml cannot be loaded", make=lambda folder: (folder / "c.yaml").mkdir()),
     config("empty YAML", "", "c.yaml cannot be loaded: it is no table", "c.yaml"),
-    config("a list", "[1, 2]", "c.json cannot be loaded: it is no table"),
     config("a comment in JSON", '{"task_name": "mrpc" // the task\n}', "c.json cannot be loaded"),
-    config("UTF-16", json.dumps(RIGHT).encode("utf-16"), ["c.json cannot be loaded", "utf-8"]),
-    config("endless depth", "[" * 20000, "c.json cannot be loaded"),
     config("endless depth in YAML", "[" * 2000, "c.yaml cannot be loaded", "c.yaml"),
-    as_yaml("tabs", "\tseed: 1\n", "c.yaml cannot be loaded"),
     as_yaml("an object of Python", "seed: !!python/object/apply:os.system ['touch ran']\n", "c.yaml cannot be loaded"),
-    as_yaml("two documents", "---\nseed: 1\n", "c.yaml cannot be loaded"),
     as_yaml("a list that doubles thirty times", _doubling(), "run_name=[[1, 1]"),
-]
-
-VALUES = [
+    # values
     with_values("no such name", "learning_rat", learning_rat=1),
     as_yaml("a number for a name", "7: 8\n", "c.yaml cannot be loaded: it is no table"),
-    as_yaml("a list for a name", "[1, 2]: 8\n", "c.yaml"),
     as_yaml("a date for a number", "seed: 2024-01-01\n", "seed=datetime.date(2024, 1, 1) is not accepted"),
     with_values("a number for a file", "train_file=5 is not accepted", train_file=5, embedded=False),
-    config("no task", '{"output_dir": "out"}', "There is nothing to train on"),
 ]
-
-CONFIGS = [*FORM, *VALUES]

@@ -34,7 +34,6 @@ def finished_run(tmp_path_factory):
 
 
 def make_model(folder, **settings):
-    """Saves a tiny model with random weights and its tokenizer."""
     given = {**json.loads((EMBEDDED / "config.json").read_text()), **SMALL, **settings}
     config = AutoConfig.for_model(**{name: value for name, value in given.items() if name != "architectures"})
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)

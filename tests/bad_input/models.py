@@ -38,35 +38,13 @@ def settings(name, says, **values):
     return model(name, says, lambda folder: edit(folder / CONFIG, **values))
 
 
-def tokenizer(name, says, make):
-    return model(name, ["tokenizer", *([says] if isinstance(says, str) else says)], make)
-
-
-def text(name, content):
-    return lambda folder: (folder / name).write_text(content)
-
-
 def without(*names):
     return lambda folder: [(folder / name).unlink() for name in names]
 
 
-def _shards(folder):
+def _pickled(folder):
     (folder / WEIGHTS).unlink()
-    index = {"metadata": {}, "weight_map": {"classifier.weight": "model-00001-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def _folder_for_weights(folder):
-    (folder / WEIGHTS).unlink()
-    (folder / WEIGHTS).mkdir()
-
-
-def _pickled(content):
-    def make(folder):
-        (folder / WEIGHTS).unlink()
-        (folder / "pytorch_model.bin").write_bytes(content)
-
-    return make
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch()))
 
 
 def _remade(**values):
@@ -81,52 +59,28 @@ def _remade(**values):
 
 
 def _larger_vocabulary(folder):
-    """Gives the tokenizer an id beyond the model's vocabulary."""
     held = json.loads((folder / TOKENIZER).read_text())
     held["model"]["vocab"]["boat"] = 5000
     (folder / TOKENIZER).write_text(json.dumps(held))
 
 
-PATHS = [
+DISTILBERT = {"dim": 16, "hidden_dim": 16, "n_heads": 2, "n_layers": 1}
+MODELS = [
     model("no such folder", ["gone/model", "is not a folder"], words="--model_name_or_path ./gone/model"),
-    model("an empty name", "model_name_or_path='' is not accepted", words="--model_name_or_path ''"),
     model("a file for a model", "model/config.json is", words="--model_name_or_path model/config.json"),
     model("no such tokenizer", "--tokenizer_name ./gone/words", words="--tokenizer_name ./gone/words"),
-    model("an empty folder", "The", lambda folder: [path.unlink() for path in folder.iterdir()]),
-]
-
-SETTINGS = [
-    model("no config.json", "The", without(CONFIG)),
-    model("a list for config.json", "The", text(CONFIG, "[1]")),
-    settings("no model_type", "The", model_type=None, architectures=None),
+    # settings
     settings("no such model_type", "The", model_type="bart_simpson"),
-    settings("another architecture", "do not fit the model", model_type="distilbert"),
     settings("code of its own", "trust_remote_code", model_type="own", auto_map={"AutoConfig": "main.Config"}),
     settings("text for a size", "The", hidden_size="wide"),
     settings("a size that heads do not divide", "The model model cannot be loaded", num_attention_heads=3),
-    settings("text for labels", "The", id2label="positive"),
-]
-
-DISTILBERT = {"dim": 16, "hidden_dim": 16, "n_heads": 2, "n_layers": 1}
-WEIGHT_FILES = [
+    # weights
     model("no weights", "cannot be loaded", without(WEIGHTS)),
-    model(
-        "a pointer of LFS for weights", "cannot be loaded", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1")
-    ),
-    model("a folder for weights", "cannot be loaded", _folder_for_weights),
-    model("an index of shards that are missing", "cannot be loaded", _shards),
-    model("a pickle that runs code", "cannot be loaded", _pickled(pickle.dumps(Touch()))),
-    model("a pickle of 1999 that runs code", "cannot be loaded", _pickled(pickle.dumps(Touch(), protocol=0))),
+    model("a pickle that runs code", "cannot be loaded", _pickled),
     model("weights of another width", "do not fit the model", _remade(hidden_size=32)),
     model("weights of another architecture", "do not fit the model", _remade(model_type="distilbert", **DISTILBERT)),
+    # tokenizers
+    model("no tokenizer", ["tokenizer", "cannot be loaded"], without(TOKENIZER, "tokenizer_config.json")),
+    model("a vocabulary beyond the model's", ["tokenizer", "5000", "296"], _larger_vocabulary),
+    model("no token to pad with", "pad_token", lambda folder: edit(folder / "tokenizer_config.json", pad_token="")),
 ]
-
-TOKENIZERS = [
-    tokenizer("no tokenizer", "cannot be loaded", without(TOKENIZER, "tokenizer_config.json")),
-    tokenizer("a tokenizer that is no JSON", "cannot be loaded", lambda folder: cut(folder / TOKENIZER)),
-    tokenizer("settings that are no JSON", "cannot be loaded", text("tokenizer_config.json", "{")),
-    tokenizer("a vocabulary beyond the model's", ["5000", "296"], _larger_vocabulary),
-    tokenizer("no token to pad with", "pad", lambda folder: edit(folder / "tokenizer_config.json", pad_token="")),
-]
-
-MODELS = [*WEIGHT_FILES, *PATHS, *SETTINGS, *TOKENIZERS]

@@ -5,7 +5,6 @@ import io
 import json
 import signal
 import tempfile
-import warnings
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from mps_trainer.utils.text import as_line
 from tests import HUNG_AFTER
 from tests.edits import looks, mutate, try_edits
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 OURS = {"device": "cpu", "mixed_precision": "no", "mps_fallback": True, "num_processes": 2, "memory_fraction": 0.5}
 ACCELERATES = {
     "compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_CPU", "mixed_precision": "bf16",
@@ -67,14 +67,6 @@ FILES = [
     ("fsdp.json", FSDP, fsdp_config),
     ("accelerator.json", ACCELERATOR, accelerator_config),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    monkeypatch.setattr(scripts, "FIRST_SPEAKS", 0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 @pytest.mark.parametrize(("name", "values", "read"), FILES, ids=[name for name, _, _ in FILES])

@@ -27,27 +27,16 @@ RESULT = {
 }
 
 
-def test_the_table_has_figures_ratios_and_what_was_learned():
-    assert report.table(RESULT) == [
-        "| | ms a step | ms a step, ratio to bare loop | learned: loss |",
-        "| --- | ---: | ---: | ---: |",
-        "| bare loop | 1.05 | 1.00 | 0.5000 |",
-        "| mps_trainer | 0.75 | 0.71 | 0.5000 |",
-    ]
-    # what was not measured is a dash, and not a zero
+def test_a_section_says_what_was_aimed_at_who_is_absent_and_where_it_ran():
     result = copy.deepcopy(RESULT)
     del result["middles"]["ours"]["ms"], result["ratios"]["ours"]
-    assert report.table(result)[-1] == "| mps_trainer | – | – | 0.5000 |"
-
-
-def test_a_section_says_what_was_aimed_at_who_is_absent_and_where_it_ran():
-    text = report.section(RESULT, "overhead.png")
+    text = report.section(result, "overhead.png")
+    assert "| bare loop | 1.05 | 1.00 | 0.5000 |\n| mps_trainer | – | – | 0.5000 |\n" in text  # it is no zero
     assert "- Target for mps_trainer: ms a step, ratio at most 0.75: reached (0.71)." in text
     assert "- Target for mps_trainer: ms a step at most 0.5: not measured." in text
     assert "- Left out: lightning: lightning not installed\n" in text
     assert "- Left out: accelerate: failed: killed\n" in text
     assert "Traceback" not in text
-    assert "![Overhead](overhead.png)" in text
     assert "2026-01-02T03:04:05+00:00, 2 rounds, `python -m benchmarks overhead`. Chip, 8 cores, 4 threads" in text
     assert "quick" not in text
 
@@ -62,9 +51,6 @@ def test_charts_are_drawn_for_bars_and_for_lines(tmp_path):
     drawn = charts.draw([RESULT, series, skipped], tmp_path)
     assert drawn == {"overhead": "overhead.png", "memory": "memory.png"}
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in drawn.values())
-
-
-# The order of the measurements, and the figures over all rounds
 
 
 FIGURES = (Figure("time", "time", ratio=True), Figure("score", "score", mean=True))
@@ -123,96 +109,39 @@ def test_targets_are_met_missed_or_not_measured():
     assert [target["reached"] for target in reached] == [0.6, 2, None]
 
 
-# The summary tables, each figure in the column of its peer
-
-
-STEP, SECONDS, PROCESSOR = "milliseconds_per_step", "seconds", "training_processor_seconds"
-MACHINE = {"processor": "Chip", "cores": 8}
+STEP = "milliseconds_per_step"
 OVERHEAD = {
-    **{"name": "overhead", "date": "2026-01-02T03:04:05+00:00", "machine": MACHINE, "middles": {}},
+    "date": "2026-01-02T03:04:05+00:00",
+    "machine": {"processor": "Chip", "cores": 8},
     "rounds": [{"bare": {STEP: 1.0}, "ours": {STEP: 0.5}}, {"bare": {STEP: 2.0}, "ours": {STEP: 1.2}}],
 }
-SIMULATED = {
-    **{"name": "simulated", "date": "2026-01-03T03:04:05+00:00", "machine": MACHINE, "rounds": [{}]},
-    "middles": {"ours": {"blocking_reads": 0.0}, "bare": {}},
-}
-MRPC = {
-    **{"name": "mrpc", "date": "2026-01-04T03:04:05+00:00", "machine": {"processor": "Other", "cores": 2}},
-    "settings": {"arguments": ["--num_train_epochs", "3"]},
-    "rounds": [{"ours": {SECONDS: 6.0, PROCESSOR: 3.0}, "transformers-dynamic": {SECONDS: 8.0, PROCESSOR: 6.0}}],
-    "middles": {},
-}
-
-
-def learning(*pairs: tuple[float, float]) -> summary.Result:
-    rounds = [{"ours": {"dev_accuracy": ours}, "transformers": {"dev_accuracy": theirs}} for ours, theirs in pairs]
-    return {**MRPC, "name": "learning", "rounds": rounds}
-
-
-def lines_of(results: dict[str, summary.Result], short: bool = False) -> list[str]:
-    """The table without its markers, and the notes below it."""
-    lines = summary.block(results, short).splitlines()
-    assert lines[0] + "\n" == summary.BEGIN
-    assert lines[-1] + "\n" == summary.END
-    return lines[1:-1]
-
-
-def test_a_figure_stands_under_its_peer_and_what_was_not_measured_is_a_dash():
-    lines = lines_of({"overhead": OVERHEAD, "simulated": SIMULATED})
-    assert lines[0] == "| | bare loop | transformers | Accelerate | Lightning | mps_trainer |"
-    assert lines[2].endswith(" | 1.00 | – | – | – | 0.55 |")  # each ratio within its round
-    assert lines[3].endswith(" | – | – | – | – | 0 |")
+MRPC = {"date": "2026-01-04T03:04:05", "machine": {"processor": "Other", "cores": 2}, "rounds": [{}]}
 
 
 @pytest.mark.parametrize("change", [{"skipped": "no device"}, {"quick": True}])
-def test_a_benchmark_that_was_not_measured_has_no_row(change):
-    assert len(lines_of({"overhead": OVERHEAD})) == 5
+def test_the_summary_has_a_row_for_what_was_measured(change):
+    row, *notes = summary.block({"overhead": OVERHEAD}).splitlines()[3:]
+    assert row.endswith(" | 1.00 | – | – | – | 0.55 |")  # each ratio within its round
+    assert len(notes) == 3
     assert summary.block({"overhead": {**OVERHEAD, **change}}) == ""
 
 
-def test_the_short_table_has_the_import_alone_and_the_fused_bare_loop():
-    fused = copy.deepcopy(OVERHEAD)
-    for round_ in fused["rounds"]:
-        round_["bare-fused"] = {STEP: round_["bare"][STEP] / 2}
-    changed = copy.deepcopy(MRPC)
-    changed["rounds"][0]["import"] = {PROCESSOR: 4.5}
-    lines = lines_of({"overhead": fused, "mrpc": changed}, short=True)
-    assert lines[0] == "| | bare loop, fused AdamW | transformers | mps_trainer |"
-    assert lines[2] == "| Trainer overhead, a step of one linear layer (bare loop = 1) | 1.00 | – | 1.10 |"
-    assert lines[3] == (
-        "| MRPC, 3 epochs, processor time of training (transformers = 1): the import changed | – | 1.00 | 0.75 |"
+def test_the_notes_name_each_machine_and_what_the_accuracies_show():
+    results = {"overhead": OVERHEAD, "mrpc": MRPC}
+    assert summary.by_machine(results) == (
+        "On Chip with 8 cores: `overhead` (2026-01-02, 2 rounds). On Other with 2 cores: `mrpc` (2026-01-04, 1 round)."
     )
-
-
-def test_accuracies_come_with_their_spread_and_what_it_shows():
-    within = lines_of({"learning": learning((0.70, 0.72), (0.74, 0.76))})
-    assert within[2] == (
-        "| MRPC dev accuracy, 3 epochs in bfloat16, mean ± standard deviation of 2 seeds "
-        "| – | 0.740 ± 0.028 | – | – | 0.720 ± 0.028 |"
-    )
-    assert "no difference is shown" in " ".join(within[3:])
-    beyond = lines_of({"learning": learning((0.70, 0.80), (0.71, 0.81))})
-    assert "no difference" not in " ".join(beyond)
-    assert "more than the smaller standard deviation" in " ".join(beyond)
-
-
-def test_the_notes_name_each_machine_with_what_ran_on_it():
-    results = {"overhead": OVERHEAD, "simulated": SIMULATED, "mrpc": MRPC}
-    lines = lines_of(results)
-    assert " ".join(lines[lines.index("") + 1 :]) == (
-        "On Chip with 8 cores: `overhead` (2026-01-02, 2 rounds), `simulated` (2026-01-03, 1 round). "
-        "On Other with 2 cores: `mrpc` (2026-01-04, 1 round)."
-    )
-    fused = copy.deepcopy(OVERHEAD)
-    for round_ in fused["rounds"]:
-        round_["bare-fused"] = round_["bare"]
-    changed = copy.deepcopy(MRPC)
-    changed["rounds"][0]["import"] = {PROCESSOR: 4.5}
-    lines = lines_of({**results, "overhead": fused, "mrpc": changed}, short=True)
-    assert " ".join(lines[lines.index("") + 1 :]) == (
+    assert summary.where(results).startswith(
         "Measured on Chip with 8 cores and Other with 2 cores, 2026-01-02 to 2026-01-04, in 1 to 2 rounds "
-        "([each](benchmarks/results/README.md))."
     )
+    said = []
+    for theirs in (0.72, 0.80):
+        rounds = [
+            {"ours": {"dev_accuracy": 0.70 + more}, "transformers": {"dev_accuracy": theirs + more}}
+            for more in (0.0, 0.04)
+        ]
+        said.append(summary.of_accuracies({"rounds": rounds}))
+    assert ["no difference is shown" in sentence for sentence in said] == [True, False]
 
 
 @pytest.mark.parametrize(("page", "short"), summary.PAGES.items())

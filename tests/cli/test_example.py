@@ -9,7 +9,7 @@ import pytest
 
 from mps_trainer import cli
 from mps_trainer.cli import example
-from tests import ROOT, run_python
+from tests import ROOT
 
 FOLDERS = sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_dir())
 
@@ -80,12 +80,3 @@ def test_an_installation_without_examples_says_so(monkeypatch, tmp_path, capsys)
     assert cli.main(["example", "notebooks", str(tmp_path / "mine")]) == 2
     assert "has no examples. Install a wheel" in capsys.readouterr().err
     assert not (tmp_path / "mine").exists()
-
-
-@pytest.mark.integration
-def test_listing_and_copying_load_nothing_that_takes_time(tmp_path):
-    code = (
-        "import sys; from mps_trainer.cli import main; main(['example', 'language-modeling', sys.argv[1]]);"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'peft', 'numpy')))"
-    )
-    assert run_python("-c", code, tmp_path / "mine").returncode == 0

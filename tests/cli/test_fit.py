@@ -61,3 +61,16 @@ def test_fit_of_a_script_that_does_not_train_is_2(fit, text, said):
     result = fit(text)
     assert result.returncode == 2
     assert said in result.stderr.splitlines()[-1]
+
+
+WAV2VEC2 = """
+from tests.test_heads import HEADS
+(model, row), (_, other) = HEADS["CTC"](), HEADS["CTC"]()
+Trainer(model, TrainingArguments("out"), train_dataset=[row, other]).train()
+"""
+
+
+def test_fit_prints_the_memory_of_a_wav2vec2_that_has_no_weights_inside_the_command(fit):
+    result = fit(OURS + WAV2VEC2)
+    assert "A training step of Wav2Vec2ForCTC needs" in result.stdout, result.stderr
+    assert "gradient_checkpointing=True" in result.stdout

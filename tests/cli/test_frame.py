@@ -42,13 +42,14 @@ def test_help_begins_with_an_example_that_the_command_takes(command, printed):
 
 
 @pytest.mark.integration
-def test_help_loads_nothing_that_takes_time():
+def test_help_and_copies_of_examples_load_nothing_that_takes_time(tmp_path):
+    lines = [*([*command.split(), "--help"] for command in COMMANDS), ["example", "notebooks", str(tmp_path / "mine")]]
     code = f"""
 import contextlib, io, json, sys
 from mps_trainer.cli import main
-for command in {COMMANDS!r}:
+for words in {lines!r}:
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-        main([*command.split(), "--help"])
+        main(words)
 print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 """
     result = run_python("-c", code)

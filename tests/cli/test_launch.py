@@ -65,7 +65,7 @@ def test_flags_reach_the_script_as_variables(started):
     assert environ == dict(zip(NAMES, ("bf16", "true", "1"), strict=True))
 
 
-def test_flags_override_the_users_file_and_that_overrides_accelerates(started, folder):
+def test_flags_override_the_shell_that_the_users_file_and_that_accelerates(started, folder, monkeypatch):
     accelerates = folder / "hf" / "accelerate" / "default_config.yaml"
     accelerates.parent.mkdir(parents=True)
     accelerates.write_text("distributed_type: 'NO'\nmixed_precision: fp16\nuse_cpu: true\n")
@@ -75,6 +75,9 @@ def test_flags_override_the_users_file_and_that_overrides_accelerates(started, f
     assert started("train.py")[1] == {NAMES[0]: "bf16", WATERMARK: "1.7"}
     assert started("--mixed_precision", "no", "train.py")[1] == {NAMES[0]: "no", WATERMARK: "1.7"}
     assert started("--config_file", str(accelerates), "train.py")[1][NAMES[0]] == "fp16"
+    monkeypatch.setenv(NAMES[0], "fp16")
+    assert started("train.py")[1] == {WATERMARK: "1.7"}
+    assert started("--mixed_precision", "no", "train.py")[1] == {NAMES[0]: "no", WATERMARK: "1.7"}
 
 
 def test_ignored_keys_of_accelerate_are_one_line(started, capsys):
@@ -87,14 +90,12 @@ def test_ignored_keys_of_accelerate_are_one_line(started, capsys):
     )
 
 
-@pytest.mark.parametrize("words", [["--num_processes", "2"], ["--config_file", "two.yaml"]])
-def test_several_processes_on_a_mac_are_refused_before_any_is_started(folder, monkeypatch, capsys, words):
+def test_several_processes_on_a_mac_are_refused_before_any_is_started(folder, monkeypatch, capsys):
     (folder / "two.yaml").write_text("num_processes: 2")
     monkeypatch.setattr(cli.launch, "gather_facts", lambda environ: MAC)
     monkeypatch.setattr(cli.launch, "torchrun", lambda *_: pytest.fail("torchrun was started"))
-    assert cli.main(["launch", *words, "train.py"]) == 2
-    says = "--num_processes 2" if words[0] == "--num_processes" else "two.yaml"
-    assert capsys.readouterr().err.startswith(f"mps-trainer: error: {says}: 2 processes on mps. A Mac has one GPU")
+    assert cli.main(["launch", "--config_file", "two.yaml", "train.py"]) == 2
+    assert capsys.readouterr().err.startswith("mps-trainer: error: two.yaml: 2 processes on mps. A Mac has one GPU")
 
 
 def test_the_machine_is_looked_at_only_where_it_matters(started, monkeypatch):

@@ -12,7 +12,6 @@ BEGIN = "from transformers import Trainer, TrainingArguments\nimport sys\n"
 
 @pytest.fixture
 def script(run_on):
-    """Runs a script with this text in this process."""
     return lambda text, *arguments: run_on("run", BEGIN + text, after=arguments)
 
 

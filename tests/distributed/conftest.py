@@ -65,7 +65,6 @@ def told_by(run_once: Callable[..., Path]) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def made_by_four(made_by: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[dict[str, Any]]]:
-    """Returns the results of four processes, which resume from checkpoints of two."""
     checkpoint = os.path.join(made_by(2)("checkpoints")[0]["folder"], "checkpoint-8")
     monkeypatch.setenv("FROM_CHECKPOINT", checkpoint)
     monkeypatch.setenv("FROM_SHARDS", made_by(2)("sharded_checkpoints")[0]["folder"])
@@ -74,7 +73,6 @@ def made_by_four(made_by: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """Runs a scenario in one process."""
     return lambda name: SCENARIOS[name](str(tmp_path / name))
 
 

@@ -32,7 +32,6 @@ SIZES = {**dict.fromkeys(DIFFERING, 2), HANG: 3, **KILLED}  # the number of proc
 
 
 def ask(name: str, args: Any, state: Any, control: Any, **_: Any) -> None:
-    """Asks for something at step 3, in the second process alone."""
     if state.global_step == 3 and args.process_index == 1:
         setattr(control, name, True)
 

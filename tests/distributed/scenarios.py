@@ -11,21 +11,28 @@ import numpy as np
 import torch
 from torch import nn
 
-from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
+from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
 from mps_trainer.distributed.full_state import full_state_dict
-from tests.conftest import Classifier, Stream, accuracy, examples, logged
+from tests.conftest import Classifier, Stream, accuracy, examples, logged, refusal
 from tests.tiny import tiny
 
 TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all processes
 STEPS = 24  # of a run; four epochs of most
 
 SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {}
+ALIKE: list[str] = []
 
 
 def scenario(function: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
     SCENARIOS[function.__name__] = function
     return function
+
+
+def alike(function: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+    """Registers a scenario in which several processes train as one does."""
+    ALIKE.append(function.__name__)
+    return scenario(function)
 
 
 def processes() -> int:
@@ -72,7 +79,6 @@ def classifier() -> Classifier:
 
 
 def run(folder: str, count: int, **settings: Any) -> dict[str, Any]:
-    """Trains the small classifier on `count` examples."""
     return train(folder, classifier(), examples(count), **settings)
 
 
@@ -83,9 +89,10 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 for name, (count, settings) in RUNS.items():
     SCENARIOS[name] = functools.partial(run, count=count, **settings)
+ALIKE += RUNS
 
 
-@scenario
+@alike
 def batches_are_split(folder: str) -> dict[str, Any]:
     return run(folder, 43, per_device_train_batch_size=TOGETHER, accelerator_config={"split_batches": processes() > 1})
 
@@ -101,7 +108,7 @@ class Weighted(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-@scenario
+@alike
 def a_loss_of_a_subclass(folder: str) -> dict[str, Any]:
     return train(folder, classifier(), examples(43), kind=Weighted, gradient_accumulation_steps=2)
 
@@ -114,7 +121,7 @@ class Silent(Trainer):
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
 
-@scenario
+@alike
 def a_loss_that_ignores_the_items(folder: str) -> dict[str, Any]:
     return train(folder, small_bert(), sentences(40, labels=True), padded, Silent, learning_rate=1e-3)
 
@@ -133,7 +140,7 @@ class Gathering(Trainer):
         return (loss / items, outputs) if return_outputs else loss / items
 
 
-@scenario
+@alike
 def a_loss_that_gathers(folder: str) -> dict[str, Any]:
     """One process has no example of its own in the last update of an epoch, and no label in another."""
     rows = [{**row, "ignored": number % 17 < 3} for number, row in enumerate(sentences(41, False))]
@@ -179,13 +186,13 @@ def small_gpt(dropout: float = 0.0, layers: int = 1) -> Any:
     return tiny("GPT2LMHeadModel", num_hidden_layers=layers, **rates)
 
 
-@scenario
+@alike
 def length_buckets(folder: str) -> dict[str, Any]:
     settings = {"train_sampling_strategy": "bucket_by_length", "learning_rate": 1e-3}
     return train(folder, small_bert(), sentences(61, labels=True), padded, **settings)
 
 
-@scenario
+@alike
 def attention_in_chunks(folder: str) -> dict[str, Any]:
     return train(folder, small_gpt(), sentences(61, False), padded, chunked_attention=True, learning_rate=1e-3)
 
@@ -200,7 +207,7 @@ def adapters_in_bfloat16(folder: str) -> dict[str, Any]:
     return train(folder, model, sentences(41, labels=False), padded, bf16=True, gradient_accumulation_steps=2)
 
 
-@scenario
+@alike
 def tokens_are_what_is_averaged_over(folder: str) -> dict[str, Any]:
     """Also at the end of an epoch, where one of two processes has another's example."""
     settings = {"gradient_accumulation_steps": 2, "learning_rate": 1e-3}
@@ -233,31 +240,21 @@ def evaluation_of_seven_full_batches(folder: str) -> dict[str, Any]:
     return evaluation_sorted_by_length(folder, "group_by_length", dataloader_drop_last=True)
 
 
-def with_checkpoints(folder: str, resume: bool | str = False, **settings: Any) -> dict[str, Any]:
+def with_checkpoints(folder: str, resume: str | None = None) -> dict[str, Any]:
     """A run with dropout, which evaluates and saves, and keeps the best of its checkpoints and the last."""
     torch.manual_seed(0)
     trainer = Trainer(
         Classifier(dropout=0.3),
         arguments(
-            folder,
-            **{
-                "max_steps": 14,
-                "gradient_accumulation_steps": 2,
-                "save_strategy": "steps",
-                "save_steps": 3,
-                "eval_strategy": "steps",
-                "eval_steps": 3,
-                "load_best_model_at_end": True,
-                "metric_for_best_model": "accuracy",
-                **settings,
-            },
+            folder, max_steps=14, gradient_accumulation_steps=2, save_strategy="steps", save_steps=3,
+            eval_strategy="steps", eval_steps=3, load_best_model_at_end=True, metric_for_best_model="accuracy",
         ),
         train_dataset=examples(43),
         eval_dataset=examples(15, seed=1),
         compute_metrics=accuracy,
-    )
+    )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
-    return outcome(trainer, best=trainer.state.best_model_checkpoint, files=files(folder))
+    return outcome(trainer, best=trainer.state.best_model_checkpoint)
 
 
 def files(folder: str) -> list[str]:
@@ -266,7 +263,6 @@ def files(folder: str) -> list[str]:
 
 @scenario
 def a_run_resumed_in_an_epoch(folder: str) -> dict[str, Any]:
-    """Beside one that was left alone."""
     whole = with_checkpoints(os.path.join(folder, "whole"))
     again = with_checkpoints(os.path.join(folder, "whole"), resume=os.path.join(folder, "whole", "checkpoint-6"))
     return {"whole": whole, "again": again}
@@ -279,28 +275,17 @@ def checkpoints(folder: str) -> dict[str, Any]:
     return {**came, "files": files(folder), "folder": folder}
 
 
-def refused(trainer: Trainer, **settings: Any) -> dict[str, Any]:
-    """Returns the message with which training is refused."""
-    try:
-        trainer.train(**settings)
-    except MisconfigurationException as error:
-        return {"said": str(error)}
-    return {"said": None}
-
-
 @scenario
 def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
-    """The first process looks for it, and all of them are told."""
     trainer = Trainer(Classifier(), arguments(folder), train_dataset=examples(40))
-    return refused(trainer, resume_from_checkpoint=os.path.join(folder, "checkpoint-99"))
+    return {"said": refusal(trainer.train, resume_from_checkpoint=os.path.join(folder, "checkpoint-99"))}
 
 
 @scenario
 def data_of_another_size(folder: str) -> dict[str, Any]:
     """As on machines of which one has an older copy of the data."""
     rank = int(os.environ.get("RANK", "0"))
-    trainer = Trainer(Classifier(), arguments(folder), train_dataset=examples(40 + rank))
-    return refused(trainer)
+    return {"said": refusal(Trainer(Classifier(), arguments(folder), train_dataset=examples(40 + rank)).train)}
 
 
 @scenario
@@ -313,28 +298,27 @@ def folders_of_their_own(folder: str) -> dict[str, Any]:
         train_dataset=examples(40),
         eval_dataset=examples(8),
     )
-    return {**refused(trainer), "left": os.listdir(own) if os.path.isdir(own) else []}
+    return {"said": refusal(trainer.train), "left": os.listdir(own) if os.path.isdir(own) else []}
 
 
 @scenario
 def another_run_in_the_folder(folder: str) -> dict[str, Any]:
-    """Only the first process finds the other run, and all of them are told."""
     os.makedirs(folder, exist_ok=True)
     trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
     with contextlib.ExitStack() as stack:
         if trainer.is_world_process_zero():
             stack.enter_context(only_run_in(folder))
         torch.distributed.barrier()
-        return refused(trainer)
+        return {"said": refusal(trainer.train)}
 
 
-@scenario
+@alike
 def a_stream(folder: str) -> dict[str, Any]:
     """The stream ends when every process has an example."""
     return train(folder, classifier(), Stream(examples(44)))
 
 
-@scenario
+@alike
 def an_update_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
     """The first half of each batch, which is the first of two processes', has nothing to learn from."""
     rows = [{**row, "ignored": number % TOGETHER < TOGETHER // 2} for number, row in enumerate(sentences(48, False))]

@@ -31,6 +31,15 @@ class SignalToOne(TrainerCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def exit_status(trainer: Trainer) -> Any:
+    """Returns the status with which a signal ends a run, or None."""
+    try:
+        trainer.train()
+    except SystemExit as end:
+        return end.code
+    return None
+
+
 def replica(folder: str, callback: TrainerCallback) -> Trainer:
     torch.manual_seed(0)
     return Trainer(
@@ -51,13 +60,9 @@ def stopped(folder: str, kind: Any, event: str, number: int) -> dict[str, Any]:
     """A run that is left alone; one with the signal; and the one that goes on from where that has ended."""
     whole = kind(f"{folder}-whole", SignalToOne(event, 0))
     whole.train()
-    ended = None
     callback = SignalToOne(event, number)
     first = kind(folder, callback)
-    try:
-        first.train()
-    except SystemExit as end:
-        ended = end.code
+    ended = exit_status(first)
     again = kind(folder, SignalToOne(event, 0))
     again.train(resume_from_checkpoint=True)
     return {
@@ -82,11 +87,7 @@ for name, where in WHERE.items():
 
 @scenario
 def a_signal_after_the_last_step(folder: str) -> dict[str, Any]:
-    try:
-        replica(folder, SignalToOne("on_train_end", 1)).train()
-    except SystemExit as end:
-        return {"ended": end.code}
-    return {"ended": None}
+    return {"ended": exit_status(replica(folder, SignalToOne("on_train_end", 1)))}
 
 
 class DrawsForEvenRows(Dataset):
@@ -106,19 +107,13 @@ class DrawsForEvenRows(Dataset):
 
 @scenario
 def loading_draws_in_one(folder: str) -> dict[str, Any]:
-    """Loading draws random numbers in one process, in the other not."""
     settings = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential", "eval_strategy": "steps"}
     torch.manual_seed(0)
-    callback = SignalToOne("on_step_begin", 1)
     trainer = Trainer(
         Classifier(),
         arguments(folder, **settings, eval_steps=1, per_device_eval_batch_size=2, max_steps=3),
         train_dataset=DrawsForEvenRows(),
         eval_dataset=examples(16),
-        callbacks=[callback],
+        callbacks=[SignalToOne("on_step_begin", 1)],
     )
-    try:
-        trainer.train()
-    except SystemExit as end:
-        return {"ended": end.code, "step": trainer.state.global_step}
-    return {"ended": None}
+    return {"ended": exit_status(trainer), "step": trainer.state.global_step}

@@ -1,16 +1,9 @@
 """Tests the collectives of two processes, and of one process."""
 
-import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.distributed import messages
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("alone"))
-    return {"objects": messages.objects(folder), "tensors": messages.tensors(folder)}
+from tests.distributed import messages  # noqa: F401  adds its scenarios
 
 
 def test_numbers_are_added_and_compared_and_things_gathered_or_made_by_the_first(made_by, alone):
@@ -18,7 +11,7 @@ def test_numbers_are_added_and_compared_and_things_gathered_or_made_by_the_first
     for made in (first, second):
         assert (made["sum"], made["highest"]) == ([3.0, 1.0], [1.0, 0.0])
         assert made["gather"] == [{"rank": 0}, {"rank": 1}]
-    one = alone["objects"]
+    one = alone("objects")
     assert (one["sum"], one["highest"], one["gather"]) == ([1, 0.5], [0, 0], [{"rank": 0}])
     assert first["result"] == second["result"] == one["result"] == "of 0"
     assert (first["ran"], second["ran"]) == ([0, 0, 0], [])
@@ -29,17 +22,18 @@ def test_numbers_are_added_and_compared_and_things_gathered_or_made_by_the_first
 
 def test_what_one_raises_or_cannot_send_ends_all_and_leaves_them_together(made_by, alone):
     first, second = made_by(2)("objects")
-    for made in (first, second, alone["objects"]):
+    one = alone("objects")
+    for made in (first, second, one):
         assert made["the_users"] == ("MisconfigurationException", "No such folder.")
         assert made["after"] == "still together"
-    assert first["another"] == alone["objects"]["another"] == ("KeyError", "'loss'")
+    assert first["another"] == one["another"] == ("KeyError", "'loss'")
     kind, said = second["another"]
     assert kind == "AnotherProcessFailedError"
     assert said == "Process 0 has failed, so this one, process 1, ends too. KeyError: 'loss'"
     assert "pickle" in first["cannot_be_sent"][1]
     assert second["cannot_be_sent"][0] == "AnotherProcessFailedError"
     assert first["cannot_be_sent"][1] in second["cannot_be_sent"][1]
-    assert alone["objects"]["cannot_be_sent"] is None
+    assert one["cannot_be_sent"] is None
     kind, said = first["gather_cannot_be_sent"]
     assert kind == "AnotherProcessFailedError"
     assert said.startswith("Process 1 has failed, so this one, process 0, ends too. AttributeError: Can't pickle")
@@ -63,7 +57,7 @@ def test_accelerator_gathers_what_differs_in_length(made_by):
 
 
 def test_accelerator_of_one_process_gives_back_what_it_gets(alone):
-    one = alone["tensors"]
+    one = alone("tensors")
     row, uneven = torch.tensor([1, 10]), torch.tensor([[0, 1]])
     assert_close(one["gather"], row)
     assert_close(one["metrics"], (uneven, row))

@@ -69,7 +69,6 @@ ALL = ("gloo", "mpi", "nccl", "xccl")
         (PC, "mpi", ALL, "mpi"),
         (CUDA, None, ALL, "nccl"),
         (CUDA, None, ["gloo"], "gloo"),  # as on Windows, where CUDA is without NCCL
-        (CUDA, "gloo", ALL, "gloo"),
         (replace(PC, xpu_built=True, xpu_count=2), None, ALL, "xccl"),
     ],
 )

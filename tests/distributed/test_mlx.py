@@ -15,7 +15,8 @@ from mps_trainer import MisconfigurationException
 from tests.conftest import assert_same_weights, refusal
 from tests.distributed import differing
 from tests.distributed.conftest import assert_evaluated_alike, assert_resumed_exactly
-from tests.distributed.test_training import ALIKE, EVALUATIONS
+from tests.distributed.scenarios import ALIKE
+from tests.distributed.test_training import EVALUATIONS
 
 pytest.importorskip("mlx.core", reason="MLX is not installed: the extra several-macs")
 

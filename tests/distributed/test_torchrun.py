@@ -17,7 +17,6 @@ GLUE = ROOT / "examples" / "text-classification" / "run_glue.py"
 
 
 def torchrun(*arguments: str) -> subprocess.Popen[str]:
-    """Two processes on this machine."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     port = str(free_port())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]

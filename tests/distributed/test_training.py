@@ -6,22 +6,9 @@ import numpy as np
 import pytest
 
 from tests.distributed.conftest import assert_evaluated_alike, assert_resumed_exactly, assert_trained_alike
+from tests.distributed.scenarios import ALIKE
 
 HOST = socket.gethostname()
-ALIKE = [
-    "the_end_of_an_epoch_is_uneven",
-    "the_end_of_an_epoch_is_one_example",
-    "accumulation_and_clipping",
-    "batches_are_split",
-    "a_loss_of_a_subclass",
-    "a_loss_that_ignores_the_items",
-    "a_loss_that_gathers",
-    "length_buckets",
-    "attention_in_chunks",
-    "a_stream",
-    "tokens_are_what_is_averaged_over",
-    "an_update_without_a_label_in_one_process",
-]
 EVALUATIONS = ["evaluation", "evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"]
 
 
@@ -52,10 +39,7 @@ def test_the_first_process_writes_and_each_ones_generators_are_kept(made_by, alo
     ("name", "said"),
     [
         ("a_checkpoint_that_is_not_there", "checkpoint-99: there is no such folder"),
-        (
-            "data_of_another_size",
-            f"among the processes: 40 in process 0 on {HOST}, 41 in process 1 on {HOST}.",
-        ),
+        ("data_of_another_size", f"among the processes: 40 in process 0 on {HOST}, 41 in process 1 on {HOST}."),
         ("folders_of_their_own", "Process 1 does not see what process 0 writes into"),
         ("another_run_in_the_folder", "is training into"),
     ],

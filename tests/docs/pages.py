@@ -46,7 +46,6 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def all_blocks(language: str = "", kind: str = "") -> list[Block]:
-    """Returns the blocks of a language, of a kind, or of both."""
     blocks = [block for page in PAGES for block in blocks_of(page)]
     return [b for b in blocks if b.language == (language or b.language) and b.kind == (kind or b.kind)]
 

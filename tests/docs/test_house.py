@@ -12,31 +12,22 @@ SVG = "{http://www.w3.org/2000/svg}"
 OF_OTHER_ROOMS = {"training_args_seq2seq", "trainer_seq2seq", "trainer_setup", "trainer_checks"}
 
 
-@pytest.fixture
-def house(extension):
-    return extension("house")
-
-
-@pytest.fixture
-def imports(extension):
-    return extension("imports")
-
-
-def test_every_folder_and_module_is_in_one_room(house):
+def test_every_folder_and_module_is_in_one_room(extension):
     inside = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    rooms = [name for room in house.graph() for name in room.split(", ")]
+    rooms = [name for room in extension("house").graph() for name in room.split(", ")]
     assert {name for name in inside if name[:2] != "__"} == {*rooms, *OF_OTHER_ROOMS}
     assert len(rooms) == len(set(rooms))
 
 
-def test_circular_imports_are_refused_and_shortcuts_left_out(imports):
+def test_circular_imports_are_refused_and_shortcuts_left_out(extension):
+    imports = extension("imports")
     with pytest.raises(ValueError, match="a -> b -> c -> a"):
         imports.floors_of({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a")})
     graph = {"a": frozenset("bc"), "b": frozenset("c"), "c": frozenset()}
     assert imports.without_shortcuts(graph) == {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset()}
 
 
-def test_imports_of_all_forms_are_found(imports, tmp_path):
+def test_imports_of_all_forms_are_found(extension, tmp_path):
     package = tmp_path / "home"
     files = {
         "__init__.py": "from .kitchen import Stove",
@@ -49,7 +40,7 @@ def test_imports_of_all_forms_are_found(imports, tmp_path):
     for name, text in files.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
-    assert imports.rooms_of(package, {"Stove": ".kitchen"}) == {
+    assert extension("imports").rooms_of(package, {"Stove": ".kitchen"}) == {
         "attic": frozenset({"kitchen"}),
         "cellar": frozenset({"errors"}),
         "kitchen": frozenset({"cellar", "errors"}),
@@ -57,13 +48,14 @@ def test_imports_of_all_forms_are_found(imports, tmp_path):
     }
 
 
-def test_drawing_has_every_room_once_and_an_arrow_for_each_import(house, imports):
+def test_drawing_has_every_room_once_and_an_arrow_for_each_import(extension):
+    house = extension("house")
     graph = house.graph()
     svg = ElementTree.fromstring(house.drawing(graph).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
     names = [text.text for text in svg.iter(f"{SVG}text") if text.get("class") == "name"]
     assert sorted(names) == sorted(graph)
     arrows = [path for path in svg.iter(f"{SVG}path") if path.get("class") == "arrow"]
-    assert len(arrows) == sum(map(len, imports.without_shortcuts(graph).values()))
+    assert len(arrows) == sum(map(len, house.without_shortcuts(graph).values()))
 
 
 def test_architecture_page_describes_every_folder():

@@ -45,12 +45,6 @@ def test_pages_are_of_one_kind_each():
     assert sorted(listed) == sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.stem != "index")
 
 
-def words_of(name: str) -> int:
-    """Returns the number of words outside of code blocks."""
-    text = BY_NAME[name].read_text(encoding="utf-8")
-    return len(re.findall(r"\w[^\s|]*", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)))
-
-
 def test_documentation_is_short():
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
     assert len(pages) <= MOST_PAGES
@@ -59,7 +53,8 @@ def test_documentation_is_short():
 
 @pytest.mark.parametrize("name", sorted({*BY_NAME} - REFERENCE - {"README"}))
 def test_pages_are_short(name):
-    assert words_of(name) <= WORDS
+    text = re.sub(r"^```.*?^```$", "", BY_NAME[name].read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert len(re.findall(r"\w[^\s|]*", text)) <= WORDS
 
 
 @pytest.mark.parametrize("name", sorted({*BY_NAME} - {*WIDER}))
@@ -89,9 +84,6 @@ def test_searched_words_are_in_a_heading(query):
     text = re.sub(r"^```.*?^```$", "", BY_NAME[SEARCHED[query]].read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = [set(re.findall(r"\w+", heading.lower())) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
     assert any(set(query.split()) <= words for words in headings)
-
-
-# README
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ Arguments: a folder, a variant and a device of `tests.faults.training`, and faul
 and the number of the operator at which it happens.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mps_trainer.simulator import simulated_mps  # before torch, so that its build for CUDA can simulate the device
+from tests.conftest import on_device  # before torch, so that its build for CUDA can simulate the device
 
 # isort: split
 import torch
@@ -82,8 +81,7 @@ def start_with_faults() -> None:
     """Prepares this process for a script that is run unchanged, before Python runs it."""
     given = json.loads(os.environ[GIVEN])
     torch.set_num_threads(1)
-    if given["device"] == "mps":
-        simulated_mps().__enter__()
+    on_device(given["device"]).__enter__()
     inject(Path(given["folder"]), given["faults"])
 
 
@@ -91,9 +89,7 @@ def main(folder: Path, variant: str, device: str, faults: list[tuple[str, int]],
     import mps_trainer.replace_transformers  # noqa: F401 - `mps-trainer launch` leaves that to the script
 
     torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack:
-        if device == "mps":
-            stack.enter_context(simulated_mps())
+    with on_device(device):
         inject(folder, faults)
         trainer = training._trainer("transformers", folder / "out", training.VARIANTS[variant], device)
         assert type(trainer).__module__ == "mps_trainer.trainer"

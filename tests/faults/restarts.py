@@ -8,19 +8,15 @@ to the script. The others run scripts of TRL and for transformers, unchanged. Al
 """
 
 import argparse
-import contextlib
 import datetime
 import importlib.util
-import itertools
 import json
-import multiprocessing
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +35,6 @@ from .restarted import GIVEN, OF_MEMORY, OUTCOME, WEIGHTS
 
 SCRIPT = Path(__file__).with_name("restarted.py")
 KINDS = ("SIGKILL", "SIGABRT", "memory", "GPU fault", "hang")
-LOG, STATUS = "log.txt", "status.txt"
 VARIANTS = (*training.VARIANTS, *scripts.SCRIPTS)
 HANG_TIMEOUT = 10  # seconds
 MOST = 3
@@ -71,17 +66,14 @@ class Series:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
 
-    def trials(self, number: int, devices: Sequence[str], jobs: int = 1) -> Iterator[Trial]:
+    def trials(self, number: int, devices: Sequence[str]) -> Iterator[Trial]:
         for name, (path, _) in scripts.SCRIPTS.items():
             if path is None:
                 print(f"Its library is not installed, so there are no trials of {name}.", flush=True)
-        drawn = [(i, VARIANTS[i // len(devices) % len(VARIANTS)], devices[i % len(devices)]) for i in range(number)]
-        drawn = [each for each in drawn if each[1] in training.VARIANTS or scripts.SCRIPTS[each[1]][0] is not None]
-        if jobs == 1:
-            yield from itertools.starmap(self.trial, drawn)
-            return
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-            yield from pool.map(self.trial, *zip(*drawn, strict=True))
+        for i in range(number):
+            variant = VARIANTS[i // len(devices) % len(VARIANTS)]
+            if variant in training.VARIANTS or scripts.SCRIPTS[variant][0] is not None:
+                yield self.trial(i, variant, devices[i % len(devices)])
 
     def trial(self, number: int, variant: str, device: str) -> Trial:
         draw = random.Random(f"{self.seed} {number}")
@@ -100,14 +92,11 @@ class Series:
     def undisturbed(self, variant: str, device: str, has_dropout: bool) -> dict:
         key = variant, device, has_dropout or variant in scripts.SCRIPTS  # their models have none
         folder = self.folder / " ".join(map(str, ("whole", *key)))
-        with contextlib.suppress(FileExistsError):  # another process computes it
+        if not folder.exists():
             folder.mkdir()
             status, said = run(folder, variant, device, [], has_dropout, 0)
-            (folder / STATUS).write_text(str(status) if status == 0 else said)
-        while not (folder / STATUS).exists():
-            time.sleep(0.1)
-        if (said := (folder / STATUS).read_text()) != "0":
-            raise RuntimeError(f"The undisturbed run failed:\n{said[-3000:]}")
+            if status:
+                raise RuntimeError(f"The undisturbed run failed:\n{said[-3000:]}")
         return {**json.loads((folder / OUTCOME).read_text()), "folder": folder}
 
     @staticmethod
@@ -144,7 +133,7 @@ def run(
     command = [sys.executable, "-m", "mps_trainer", starter]
     if restarts:
         command += ["--restarts", str(restarts), "--hang_timeout", str(HANG_TIMEOUT)]
-    return forked.run([*command, *words], environ, folder / LOG, HUNG_AFTER)
+    return forked.run([*command, *words], environ, folder / "log.txt", HUNG_AFTER)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -153,14 +142,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--device", action="append", choices=["cpu", "mps"], help="default: cpu; mps is simulated")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     options = parser.parse_args(argv)
     forked.preload()
     devices, trials = options.device or ["cpu"], []
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="restarted-") as folder:
-        for trial in Series(Path(folder), options.seed).trials(options.trials, devices, options.jobs):
+        for trial in Series(Path(folder), options.seed).trials(options.trials, devices):
             trials.append(trial)
             faults = ", ".join(f"{kind} at operator {at}" for kind, at in trial.faults)
             print(

@@ -19,33 +19,21 @@ FLAGS = {
 }  # fmt: skip
 
 
-def _tiny_model(folder: Path) -> Path:
-    """Writes a language model of random weights and its tokenizer."""
+def _of_trl(folder: Path, row: Callable[[random.Random], dict]) -> dict[str, object]:
+    """Writes 60 rows, and a language model of random weights with its tokenizer."""
     tiny("LlamaForCausalLM", pad_token_id=0, bos_token_id=1, eos_token_id=2).save_pretrained(folder / "tiny")
     made = make_tokenizer()
     made.eos_token = "[MASK]"
     made.save_pretrained(folder / "tiny")
-    return folder / "tiny"
-
-
-def _of_trl(folder: Path, row: Callable[[random.Random], dict]) -> dict[str, object]:
     draw = random.Random(0)
     (folder / "rows").mkdir()
     (folder / "rows" / "train.jsonl").write_text("\n".join(json.dumps(row(draw)) for _ in range(60)))
-    model = {"model_name_or_path": _tiny_model(folder), "dtype": "float32", "bf16": False}
+    model = {"model_name_or_path": folder / "tiny", "dtype": "float32", "bf16": False}
     return {**model, "dataset_name": folder / "rows", "max_length": 24, "gradient_checkpointing": False}
 
 
 def _sentence(draw: random.Random) -> str:
     return " ".join(draw.choices(WORDS, k=draw.randint(4, 14)))
-
-
-def _sft(folder: Path) -> dict[str, object]:
-    return _of_trl(folder, lambda draw: {"text": _sentence(draw)})
-
-
-def _reward(folder: Path) -> dict[str, object]:
-    return _of_trl(folder, lambda draw: {"chosen": _sentence(draw), "rejected": _sentence(draw)})
 
 
 def _glue(folder: Path) -> dict[str, object]:
@@ -63,8 +51,11 @@ def _trl(name: str) -> Path | None:
 # The file of each script, None where its library is not installed, and what writes its data and returns its flags.
 SCRIPTS: dict[str, tuple[Path | None, Callable[[Path], dict[str, object]]]] = {
     "transformers, GLUE": (ROOT / "benchmarks" / "scripts" / "transformers_glue.py", _glue),
-    "TRL, sft.py": (_trl("sft.py"), _sft),
-    "TRL, reward.py": (_trl("reward.py"), _reward),
+    "TRL, sft.py": (_trl("sft.py"), lambda folder: _of_trl(folder, lambda draw: {"text": _sentence(draw)})),
+    "TRL, reward.py": (
+        _trl("reward.py"),
+        lambda folder: _of_trl(folder, lambda draw: {"chosen": _sentence(draw), "rejected": _sentence(draw)}),
+    ),
 }
 
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +10,11 @@ from tests import run_python
 from tests.cli.test_doctor import run as command
 from tests.faults import scripts
 from tests.faults.restarted import OUTCOME
-from tests.faults.restarts import KINDS, VARIANTS, Series
+from tests.faults.restarts import KINDS
 from tests.faults.test_kill import RESULTS
 
-DEVICES = ("cpu", "mps")
-
 FAILS_IN_ITS_FIRST_STEP = """
+print("begun")
 import sys, torch
 from transformers import Trainer, TrainingArguments
 class Model(torch.nn.Linear):
@@ -26,10 +23,6 @@ class Model(torch.nn.Linear):
 args = TrainingArguments(output_dir=sys.argv[0] + ".out", use_cpu=True)
 Trainer(Model(1, 1), args, train_dataset=[{"x": 1.0}]).train()
 """
-BAD_SCRIPTS = {
-    "flag": ("import argparse; argparse.ArgumentParser(prog='it').parse_args(['--wrong'])", 2, "--wrong"),
-    "model": (FAILS_IN_ITS_FIRST_STEP, 1, "RuntimeError: not this one"),
-}
 
 
 @pytest.mark.integration
@@ -44,35 +37,12 @@ def test_runs_that_die_at_random_end_as_undisturbed_ones(devices):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("bad", BAD_SCRIPTS)
-def test_bad_script_ends_after_one_try_with_its_own_error(tmp_path, bad):
-    text, status, said = BAD_SCRIPTS[bad]
-    (tmp_path / "bad.py").write_text(f"print('begun')\n{text}\n")
+def test_bad_script_ends_after_one_try_with_its_own_error(tmp_path):
+    (tmp_path / "bad.py").write_text(FAILS_IN_ITS_FIRST_STEP)
     done = command("run", "--restarts", "3", str(tmp_path / "bad.py"), **{PAUSE: "0.01"})
-    assert (done.returncode, done.stdout.count("begun")) == (status, 1)
-    assert said in done.stderr
+    assert (done.returncode, done.stdout.count("begun")) == (1, 1)
+    assert "RuntimeError: not this one" in done.stderr
     assert "Restart" not in done.stderr
-
-
-def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
-    monkeypatch.setattr(Series, "undisturbed", lambda *_: {"operators": 4000})
-    monkeypatch.setattr(Series, "compare", lambda *_: ("identical", 2))
-    monkeypatch.setattr("tests.faults.restarts.run", lambda *_: (0, ""))
-    absent = ("TRL, sft.py", "TRL, reward.py")
-    for name in absent:
-        monkeypatch.setitem(scripts.SCRIPTS, name, (None, None))
-
-    def drawn(seed):
-        with tempfile.TemporaryDirectory() as folder:
-            trials = Series(Path(folder), seed).trials(44, DEVICES)
-            return [(trial.variant, trial.device, trial.faults) for trial in trials]
-
-    assert drawn(0) == drawn(0) != drawn(1)
-    assert {faults[0][0] for _, _, faults in drawn(0)} == set(KINDS)
-    assert {(variant, device) for variant, device, _ in drawn(0)} == {
-        (variant, device) for variant in VARIANTS if variant not in absent for device in DEVICES
-    }
-    assert capsys.readouterr().out.startswith("Its library is not installed, so there are no trials of TRL, sft.py.")
 
 
 def test_result_of_the_series_is_whole():

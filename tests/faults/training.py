@@ -1,6 +1,5 @@
 """The run that is killed. It is small, with everything in it that a resumed run has to restore."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -8,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from mps_trainer.simulator import simulated_mps  # before torch, so that its build for CUDA can simulate the device
+from tests.conftest import on_device, without_times  # before torch, so that its build for CUDA can simulate the device
 
 # isort: split
 import numpy as np
@@ -18,7 +17,6 @@ from torch.utils.data import Dataset
 
 STEPS = 24
 MET = "met"  # this file is written when all processes have found each other
-TIMES = ("runtime", "per_second", "flos")
 
 PERSISTENT = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -48,10 +46,9 @@ class Sentences(Dataset):
 
     column_names = ("input_ids", "labels")
 
-    def __init__(self, count: int = 40, augment: bool = True) -> None:
+    def __init__(self, count: int = 40) -> None:
         draw = random.Random(0)
         self.rows = [[draw.randrange(1, 50) for _ in range(draw.randrange(3, 20))] for _ in range(count)]
-        self.augment = augment
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,9 +57,8 @@ class Sentences(Dataset):
         if isinstance(index, str):  # a whole column
             return self.rows if index == "input_ids" else [sum(row) % 2 for row in self.rows]
         row = list(self.rows[index])
-        if self.augment:
-            row[random.randrange(len(row))] = int(np.random.randint(1, 50))
-            row[int(torch.randint(len(row), ()))] = 1
+        row[random.randrange(len(row))] = int(np.random.randint(1, 50))
+        row[int(torch.randint(len(row), ()))] = 1
         return {"input_ids": row, "labels": sum(self.rows[index]) % 2}
 
 
@@ -89,13 +85,11 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor(ids), "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-def train(library: str, folder: Path, variant: str, device: str, **changes: Any) -> None:
+def train(library: str, folder: Path, variant: str, device: str) -> None:
     """Trains into `folder`, from its newest checkpoint if there is one, and writes the outcome as JSON."""
     torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack:
-        if device == "mps":
-            stack.enter_context(simulated_mps())
-        trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant] | changes, device)
+    with on_device(device):
+        trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant], device)
         processes = trainer.args.world_size if library == "mps_trainer" else 1
         if processes > 1:
             (folder / MET).touch()
@@ -131,7 +125,6 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
 
 
 def own(tensor: Any) -> torch.Tensor:
-    """Returns this process's part of a tensor, on the CPU."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).cpu()
 
 
@@ -147,13 +140,9 @@ def outcome(trainer: Any) -> dict[str, Any]:
     digest.update(repr(sorted(trainer.lr_scheduler.state_dict().items(), key=str)).encode())
     digest.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
     digest.update(np.random.get_state()[1].tobytes())
-    logs = [
-        {name: value for name, value in entry.items() if not name.endswith(TIMES)}
-        for entry in trainer.state.log_history
-    ]
     return {
         "steps": trainer.state.global_step,
         "weights": weights,
         "everything": digest.hexdigest(),
-        "logs": [entry for entry in logs if "train_loss" not in entry],
+        "logs": [entry for entry in without_times(trainer.state.log_history) if "train_loss" not in entry],
     }

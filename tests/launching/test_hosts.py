@@ -77,7 +77,6 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def network(monkeypatch):
-    """A network where mac1.local is this machine, and the others are reached over ssh."""
     known = {f"mac{number}.local": f"10.0.0.{number}" for number in (1, 2, 3, 9)}
     monkeypatch.setattr(hosts.socket, "getaddrinfo", lambda host, *_: [(0, 0, 0, "", (known[host], 0))])
     monkeypatch.setattr(hosts, "_is_of_this_machine", lambda address: address == "10.0.0.1")

@@ -36,7 +36,6 @@ def test_check_machine_takes_what_the_machine_can_do(facts, settings, kind):
     ("facts", "settings", "says"),
     [
         (MAC, {"num_processes": 2}, "f: 2 processes on mps. A Mac has one GPU"),
-        (MAC, {"device": "auto", "num_processes": 2}, "f: 2 processes on mps. A Mac has one GPU"),
         (MAC, {"device": "mps", "num_processes": 2}, "f: 2 processes on mps. A Mac has one GPU"),
         (GPUS, {"num_processes": 3}, r"f: 3 processes take one cuda device each.*has 2\."),
     ],

@@ -71,17 +71,9 @@ def test_typed_reads_an_answer(name, text, value):
     assert (type(found), found) == (type(value), value)
 
 
-INVALID_ANSWERS = {
-    "device": ["gpu", "none"],
-    "mixed_precision": ["32"],
-    "mps_fallback": ["perhaps"],
-    "num_processes": ["two", "1.5", "²", "9" * 5000],
-    "memory_fraction": ["nan", "80%"],
-}
-
-
 @pytest.mark.parametrize(
-    ("name", "text"), [(name, text) for name in INVALID_ANSWERS for text in INVALID_ANSWERS[name]]
+    ("name", "text"),
+    [("device", "none"), ("num_processes", "1.5"), ("num_processes", "9" * 5000), ("memory_fraction", "80%")],
 )
 def test_typed_explains_an_invalid_answer(name, text):
     refused = refusal(typed, name, text)
@@ -101,13 +93,6 @@ def test_variables_are_set_for_every_setting_and_recorded():
 def test_environment_keeps_what_the_shell_has_set(file):
     environ = {PRECISION: "bf16", "ACCELERATE_USE_CPU": "1", "PYTORCH_ENABLE_MPS_FALLBACK": "1"}
     assert environment({}, file, environ) == environ
-
-
-def test_environment_takes_flags_before_the_shell_and_the_shell_before_the_file():
-    shell, flag, file = {PRECISION: "fp16"}, {"mixed_precision": "no"}, {"mixed_precision": "bf16"}
-    assert environment(flag, file, shell)[PRECISION] == "no"
-    assert environment({}, file, shell)[PRECISION] == "fp16"
-    assert environment({}, file, {})[PRECISION] == "bf16"
 
 
 def test_environment_fits_the_lower_watermark_to_the_one_that_is_set():

@@ -36,9 +36,6 @@ def test_no_link_of_the_readme_stays_a_path(setup_py):
     assert all(address.startswith(WHERE) for address in published["project_urls"].values())
 
 
-# The version, which one file has
-
-
 def test_the_citation_and_the_first_section_of_the_changelog_are_of_it():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == __version__

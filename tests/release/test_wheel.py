@@ -1,10 +1,12 @@
-"""A wheel built from the sdist, installed outside the checkout: what it has, and that it runs there."""
+"""A wheel built from the sdist, and an editable install, used outside of the checkout."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -15,6 +17,8 @@ from mps_trainer.version import __version__
 from tests import HUNG_AFTER, ROOT
 from tests.cli.test_example import files_of
 
+FILES = ["setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"]
+PUBLISHED = ["CITATION.cff", "constraints.txt", "mps_trainer", "examples", "tests", "docs", ".ci"]
 BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
 
 
@@ -24,6 +28,16 @@ def run(*command: object, **settings) -> subprocess.CompletedProcess:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """Returns a folder with links to the repository's files, so that a build leaves the repository as it is."""
+    folder = tmp_path_factory.mktemp("built") / "checkout"
+    folder.mkdir()
+    for name in [*FILES, *PUBLISHED]:
+        (folder / name).symlink_to(ROOT / name)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +112,43 @@ def test_an_example_copied_out_of_the_installation_trains_by_it(installed):
     if how == "simulate":
         assert "Training on mps" in done.stdout
         assert json.loads((installed.folder / "report.json").read_text())["exit_status"] == 0
+
+
+SCRIPT = """\
+from mps_trainer import Trainer, TrainingArguments
+
+rate: float = TrainingArguments(output_dir="out").learning_rate
+rates: str = Trainer.get_learning_rates
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(checkout) -> Path:
+    """Returns the Python of a new environment with the editable install alone: torch is not needed for types."""
+    run(sys.executable, "-c", BUILD.replace("sys.argv[2]", "sys.argv[2], {}"), "build_editable", "..", cwd=checkout)
+    (wheel,) = checkout.parent.glob("*.editable-*.whl")
+    folder = checkout.parent / "environment"
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    return python
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("checker", "options", "count"),
+    [
+        ("mypy", ["--no-incremental", "--python-executable"], "Found 1 error"),
+        ("pyright", ["--pythonpath"], "1 error,"),
+    ],
+)
+def test_a_type_checker_knows_the_types_of_an_editable_install(checker, options, count, environment, tmp_path):
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed; it is in the extra dev")
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", checker, *options, str(environment), "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_AFTER)
+    (error,) = (line for line in done.stdout.splitlines() if "error: " in line)
+    assert "script.py:4:" in error
+    assert "list[float]" in done.stdout
+    assert count in done.stdout

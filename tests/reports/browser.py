@@ -17,7 +17,6 @@ _QUIET = (
 
 
 def find() -> str | None:
-    """The program, None where there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 

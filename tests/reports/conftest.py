@@ -105,13 +105,11 @@ class Elements(HTMLParser):
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """Returns the cells of all rows of the tables of a page."""
     return Elements(page).rows
 
 
 @pytest.fixture
 def data() -> dict[str, Any]:
-    """Returns the content of a record's file as a dictionary that tests change."""
     return copy.deepcopy(RECORD)
 
 
@@ -134,12 +132,11 @@ def recorded(tmp_path, data):
 
 
 @pytest.fixture
-def report_of(make_trainer, tmp_path):
+def report_of(trained, tmp_path):
     """`report_of(...)` trains and gives the Trainer with what the record says afterwards."""
 
     def train(trainer: dict | None = None, resume: Any = None, **settings: Any):
-        made = make_trainer(trainer, **{"report": True, "max_steps": 4, **settings})
-        made.train(resume_from_checkpoint=resume)
+        made = trained(trainer, resume, **{"report": True, "max_steps": 4, **settings})
         return made, read_back(tmp_path / "run")
 
     return train

@@ -1,5 +1,7 @@
 """The predictions of a classifier in the report: confusion matrix and most confident mistakes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from mps_trainer.reports import classification
 from mps_trainer.reports.classification import classification_of, texts_of
 from mps_trainer.reports.pages import run_page
 from mps_trainer.reports.record import PAGE
-from tests.conftest import accuracy
+from tests.conftest import accuracy, callback
 
 from .conftest import Elements, read_back, rows_of
 
@@ -77,7 +79,7 @@ def test_what_is_kept_of_many_classes_and_mistakes_is_small():
 
 def decode(ids, skip_special_tokens):
     assert skip_special_tokens
-    return " ".join(map(str, ids))
+    return " ".join(f"word{number}" for number in ids)
 
 
 class Draws(torch.utils.data.Dataset):
@@ -94,19 +96,19 @@ class Draws(torch.utils.data.Dataset):
 
 def test_texts_are_those_of_the_dataset_and_reading_them_draws_no_random_number():
     before = torch.get_rng_state()
-    assert texts_of(Draws(), [0, 1], decode) == ["1", "1 1"]
+    assert texts_of(Draws(), [0, 1], decode) == ["word1", "word1 word1"]
     assert torch.equal(torch.get_rng_state(), before)
     assert texts_of(Draws(), [0, 3], decode) == ["", ""]
     assert torch.equal(torch.get_rng_state(), before)
     datasets = pytest.importorskip("datasets")
     rows = [{"input_ids": [1, 2]}, {"input_ids": torch.tensor([3])}, {"x": 4}, {"input_ids": [[5]]}]
-    assert texts_of(rows, [0, 1, 2, 3, 9], decode) == ["1 2", "3", "", "", ""]
+    assert texts_of(rows, [0, 1, 2, 3, 9], decode) == ["word1 word2", "word3", "", "", ""]
     assert texts_of(rows, [0], None) == [""]
     assert texts_of(None, [0], decode) == [""]
     table = datasets.Dataset.from_list(rows[:1])
-    assert texts_of(table, [0], decode) == ["1 2"]
-    assert texts_of(table.with_format("torch"), [0], decode) == ["1 2"]
-    assert texts_of(table.with_transform(lambda batch: pytest.fail("transformed")), [0], decode) == ["1 2"]
+    untransformed = table.with_transform(lambda batch: pytest.fail("transformed"))
+    for each in (table, table.with_format("torch"), untransformed):
+        assert texts_of(each, [0], decode) == ["word1 word2"]
 
 
 def test_the_order_of_the_dataset_is_known():
@@ -117,11 +119,6 @@ def test_the_order_of_the_dataset_is_known():
     assert not is_sequential(loader(batch_size=2, shuffle=True))
     assert not is_sequential(loader(batch_sampler=[[1, 0]]))
     assert not is_sequential([1, 2])
-
-
-class Tokenizer:
-    def decode(self, ids, skip_special_tokens=False):
-        return " ".join(f"word{number}" for number in ids)
 
 
 class Fixed(torch.nn.Module):
@@ -146,8 +143,11 @@ def first_tokens(rows):
     return {"input_ids": tokens, "labels": torch.tensor([row["labels"] for row in rows])}
 
 
-def test_a_run_has_the_mistakes_of_its_last_evaluation(trained, tmp_path):
-    trainer = trained({**PARTS, "model": Fixed(), "processing_class": Tokenizer()}, report=True, max_steps=1)
+def test_a_run_has_the_mistakes_of_its_last_evaluation_and_of_no_prediction(make_trainer, tmp_path):
+    given = {**PARTS, "model": Fixed(), "processing_class": SimpleNamespace(decode=decode)}
+    trainer = make_trainer(given, report=True, max_steps=1)
+    trainer.add_callback(callback(on_step_end=lambda **_: trainer.predict(ROWS)))
+    trainer.train()
     assert read_back(tmp_path / "run")["classification"] == {}
     metrics = trainer.evaluate()
     record = read_back(tmp_path / "run")
@@ -179,12 +179,6 @@ def test_nothing_is_kept_without_a_report(make_trainer, monkeypatch):
     monkeypatch.setattr(classification, "classification_of", lambda *given: pytest.fail("it was made"))
     make_trainer({**PARTS, "model": Fixed()}, report=False, max_steps=2, eval_strategy="steps", eval_steps=1).train()
     make_trainer({**PARTS, "model": Fixed()}, report=True).evaluate()
-
-
-def test_a_prediction_is_no_evaluation(trained, tmp_path):
-    trainer = trained({**PARTS, "model": Fixed()}, report=True)
-    trainer.predict(ROWS)
-    assert read_back(tmp_path / "run")["classification"] == {}
 
 
 def test_the_page_has_confusion_matrix_and_mistakes(record):

@@ -50,7 +50,6 @@ def test_markup_in_what_a_file_says_is_inert(data, make):
 
 
 def charts_of(text):
-    """The name and the SVG of each chart of a page."""
     found = re.findall(r'<svg [^>]*aria-label="([^"]*)".*?</svg>', text, re.DOTALL)
     return dict(zip(found, re.findall(r"<svg .*?</svg>", text, re.DOTALL), strict=True))
 

@@ -98,11 +98,7 @@ def test_a_checkpoint_of_transformers_tells_the_curves(tmp_path):
     assert record.source == os.path.join("checkpoint-10", "trainer_state.json")
     assert (record.name, record.outcome["step"], record.outcome["kind"]) == (tmp_path.name, 10, "finished")
     assert len(record.history) == 3
-    assert record_of(str(tmp_path / "checkpoint-2")).outcome == {
-        "kind": "unknown",
-        "step": 2,
-        "max_steps": 4,
-    }
+    assert record_of(str(tmp_path / "checkpoint-2")).outcome == {"kind": "unknown", "step": 2, "max_steps": 4}
     (tmp_path / "trainer_state.json").write_text(json.dumps(STATE))
     assert record_of(str(tmp_path)).source == "trainer_state.json"
 

@@ -16,7 +16,7 @@ from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.callbacks import RunReport
 from mps_trainer.reports import recorder
 from mps_trainer.reports.record import NAME, PAGE
-from tests.conftest import accuracy, callback, examples, refusal
+from tests.conftest import accuracy, callback, examples, on_device, refusal
 from tests.loop.test_preemption import SignalAt
 
 from .conftest import read_back
@@ -43,8 +43,9 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
     assert record["model"]["parameters"] == sum(p.numel() for p in trainer.model.parameters())
     assert record["changed"]["max_steps"] == [4, -1]
     assert "hub_token" not in record["changed"]  # it is not set
-    first, *_, last = record["sessions"][0]["marks"]
+    first, *between, last = record["sessions"][0]["marks"]
     assert (first[0], last[0]) == (0, 4)
+    assert len(between) <= 1 + 4 * record["sessions"][0]["seconds"]  # four a second
     assert last[5] > 2**20
     assert (last[3] is not None) == (device == "mps")
     assert not any(hasattr(RunReport, event) for event in vars(TrainerCallback) if "step" in event)
@@ -77,12 +78,6 @@ def test_what_a_subclass_tells_the_handler_itself_is_in_it(trained, tmp_path):
     assert read_back(tmp_path / "run")["history"][-1]["eval_score"] == 1.0
 
 
-def test_clock_and_memory_are_looked_at_four_times_a_second_at_most(report_of):
-    _, record = report_of(max_steps=5, logging_steps=1)
-    seconds = [mark[1] for mark in record["sessions"][0]["marks"]]
-    assert len(seconds) <= 2 + 4 * record["sessions"][0]["seconds"] + 1
-
-
 def test_no_mark_lies_between_an_evaluation_and_its_event(report_of, monkeypatch):
     monkeypatch.setattr("mps_trainer.reports.recorder._APART", 0.0)
     _, record = report_of(eval_strategy="steps", eval_steps=1)
@@ -92,14 +87,12 @@ def test_no_mark_lies_between_an_evaluation_and_its_event(report_of, monkeypatch
 @pytest.mark.parametrize("settings", [{"report": False}, {"report_to": "none"}, {"report_to": ["none"]}])
 def test_it_can_be_left_out(make_trainer, tmp_path, settings):
     make_trainer(report=True).evaluate()  # an evaluation alone leaves none
-    make_trainer(**{"report": True, "max_steps": 1, **settings}).train()
-    assert os.listdir(tmp_path / "run") == []
+    make_trainer(**{"report": True, "max_steps": 2, **SAVING, **settings}).train()
+    assert os.listdir(tmp_path / "run") == ["checkpoint-2"]
 
 
 @dataclass
 class Quiet(TrainingArguments):
-    """Arguments of a script that wants no trackers, whatever its users ask for."""
-
     def __post_init__(self):
         super().__post_init__()
         self.report_to = []
@@ -120,50 +113,42 @@ def test_a_report_is_written_unless_trackers_are_refused():
         assert not args.writes_report
 
 
-def test_a_subclass_that_wants_no_trackers_has_no_file_beside_its_checkpoints(make_model, tmp_path):
-    args = Quiet(str(tmp_path / "run"), use_cpu=True, max_steps=2, save_strategy="steps", save_steps=1)
-    Trainer(make_model(), args, train_dataset=examples(16)).train()
-    assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint-1", "checkpoint-2"]
+@pytest.fixture
+def seen(trained, tmp_path, monkeypatch):
+    """`seen(name)` returns a file of a run after each of four steps and after the run.
+
+    The next page waits `cost` times the seconds of the last write.
+    """
+
+    def train(name, cost=None, **settings):
+        if cost is not None:
+            monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
+            monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", cost)
+        path, found = tmp_path / "run" / name, []
+        look = callback(on_step_end=lambda **_: found.append(path.read_text() if path.exists() else ""))
+        trained({"callbacks": [look]}, report=True, max_steps=4, **settings)
+        return [*found, path.read_text()]
+
+    return train
 
 
-class Reads(TrainerCallback):
-    """Keeps the page or the record as it is after each step."""
-
-    def __init__(self, path):
-        self.path, self.pages = path, []
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.pages.append(self.path.read_text() if self.path.exists() else "")
-
-
-def read_run(make_trainer, tmp_path, monkeypatch, cost):
-    """Returns the pages after each of four steps. The next page waits `cost` times the seconds of the last write."""
-    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
-    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", cost)
-    reads = Reads(tmp_path / "run" / PAGE)
-    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, logging_steps=1).train()
-    return reads
+def test_an_open_page_loads_itself_again_while_the_run_lasts(seen):
+    _, *running, last = seen(PAGE, cost=0)
+    assert "1 of 4 steps" in running[0]
+    assert "3 of 4 steps" in running[2]
+    assert all("<body data-reload=" in text and ">running</span>" in text for text in running)
+    assert "<body>" in last
+    assert ">finished</span>" in last
 
 
-def test_an_open_page_loads_itself_again_while_the_run_lasts(make_trainer, tmp_path, monkeypatch):
-    reads = read_run(make_trainer, tmp_path, monkeypatch, cost=0)
-    assert "1 of 4 steps" in reads.pages[1]
-    assert "3 of 4 steps" in reads.pages[3]
-    assert all("<body data-reload=" in text and ">running</span>" in text for text in reads.pages[1:])
-    assert "<body>" in reads.path.read_text()
-    assert ">finished</span>" in reads.path.read_text()
+def test_a_page_is_written_at_most_in_a_hundredth_of_the_time(seen):
+    assert "1 of 4 steps" in seen(PAGE, cost=1e9)[3]
 
 
-def test_a_page_is_written_at_most_in_a_hundredth_of_the_time(make_trainer, tmp_path, monkeypatch):
-    reads = read_run(make_trainer, tmp_path, monkeypatch, cost=1e9)
-    assert "1 of 4 steps" in reads.pages[3]
-
-
-def test_a_checkpoint_writes_the_record_for_a_run_that_may_be_killed(make_trainer, tmp_path):
-    reads = Reads(tmp_path / "run" / NAME)
-    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, **SAVING).train()
-    assert reads.pages[1] == ""
-    assert json.loads(reads.pages[2])["outcome"] == {"kind": "running", "text": "", "step": 2, "max_steps": 4}
+def test_a_checkpoint_writes_the_record_for_a_run_that_may_be_killed(seen):
+    _, before, after, *_ = seen(NAME, **SAVING)
+    assert before == ""
+    assert json.loads(after)["outcome"] == {"kind": "running", "text": "", "step": 2, "max_steps": 4}
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -177,7 +162,7 @@ def test_a_run_that_is_resumed_goes_on_in_its_record(report_of, tmp_path, killed
     faults = [event["text"] for event in record["events"] if event["kind"] == "fault"]
     assert [text.startswith("The process ended without a word") for text in faults] == [True] * killed
     assert [kind for kind in kinds(record) if kind != "fault"] == [
-        *("begin", "checkpoint", "resume", "checkpoint", "checkpoint", "end"),
+        *("begin", "checkpoint", "resume", "checkpoint", "checkpoint", "end")
     ]
     first, second = record["sessions"]
     assert (first["first_step"], second["first_step"]) == (0, 2)
@@ -309,19 +294,14 @@ def test_nothing_that_draws_is_loaded_before_the_end(make_trainer, monkeypatch):
 
 
 def test_operators_that_fell_back_are_counted_on_the_simulated_device(make_trainer, tmp_path):
-    from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
-
     class Decomposes(Fails):
         def forward(self, x, labels=None):
             torch.mode(x.detach())
             return {"loss": torch.nn.functional.cross_entropy(self.line(x), labels)}
 
-    try:
-        with simulated_mps(fallback=True), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            make_trainer({"model": Decomposes(None)}, report=True, max_steps=2, use_cpu=False).train()
-    except SimulatorUnavailableError as error:
-        pytest.skip(str(error))
+    with on_device("mps", fallback=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make_trainer({"model": Decomposes(None)}, report=True, max_steps=2, use_cpu=False).train()
     record = read_back(tmp_path / "run")
     assert {o["name"]: o["calls"] for o in record["fallback"]["operators"]} == {"aten::mode": 2}
     assert record["fallback"]["shapes"] > 0

@@ -215,9 +215,6 @@ def test_a_path_that_exists_stays_and_the_home_folder_is_left_out(tmp_path, monk
 
 
 def test_a_value_keeps_its_type(rules):
-    flags = {
-        name: rules[f"--{name}"] for name in ("seed", "bf16", "layers", "lr_scheduler_kwargs", "dropout", "optim")
-    }
     values = {
         "seed": 7,
         "bf16": True,
@@ -225,8 +222,9 @@ def test_a_value_keeps_its_type(rules):
         "lr_scheduler_kwargs": {"a": [1, True, None]},
         "dropout": None,
     }
-    assert {name: shown(value, flags[name]) for name, value in values.items()} == {**values, "layers": [1, 2]}
-    assert shown(TrainingArguments("out").optim, flags["optim"]) == "adamw_torch_fused"
+    found = {name: shown(value, rules[f"--{name}"]) for name, value in values.items()}
+    assert found == {**values, "layers": [1, 2]}
+    assert shown(TrainingArguments("out").optim, rules["--optim"]) == "adamw_torch_fused"
     assert shown(7, None) == shown({"a": 1}, rules["--model_init_kwargs"]) == NOT_SHOWN
 
 

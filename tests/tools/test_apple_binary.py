@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,51 +20,21 @@ from tools.apple_binary.wheel import LIBRARY, IndexUnreachableError, Wheel, Whee
 
 from .tiny import CODE_AT, POINTERS_AT, STRINGS_AT, Code, add, adrp, library, wheel
 
-# Code
 
-
-def code_of(*words: int) -> Code:
-    code = Code()
-    code.words += words
-    return code
-
-
-@pytest.mark.parametrize(
-    ("code", "addresses"),
-    [
-        (Code().take_address(1, STRINGS_AT + 0x12).end(), [STRINGS_AT + 0x12]),
-        (
-            code_of(adrp(8, CODE_AT, STRINGS_AT), adrp(9, CODE_AT + 4, POINTERS_AT), add(1, 8, 0x20)),
-            [STRINGS_AT + 0x20],
-        ),
-        (Code(0x2_0000_4000).take_address(1, 0x1_0000_9010), [0x1_0000_9010]),
-        (code_of(add(1, 8, 0x20)), []),
-    ],
-    ids=["two instructions", "others between them", "before the code", "unknown register"],
-)
-def test_addresses_in_instructions_are_found(code, addresses):
-    assert [found.address for found in decode(code.to_bytes(), code.start)] == addresses
-
-
-def test_a_register_is_unknown_after_a_call_and_one_that_calls_keep_is_not():
+def test_addresses_pointers_and_calls_are_decoded():
     code = Code()
     code.words += [adrp(8, CODE_AT, STRINGS_AT), adrp(20, CODE_AT, STRINGS_AT)]
     code.call(CODE_AT + 0x100)
-    code.words += [add(1, 8, 1), add(2, 20, 2)]
-    call, kept = decode(code.to_bytes(), CODE_AT)
-    assert call == Call(CODE_AT + 8, CODE_AT + 0x100, {8: STRINGS_AT, 20: STRINGS_AT})
-    assert kept == Reference(CODE_AT + 16, STRINGS_AT + 2)
-
-
-def test_pointers_and_calls_are_told_apart():
-    code = Code().load(0, POINTERS_AT + 0x18).call(CODE_AT - 0x40).end()
+    code.words += [add(1, 8, 1), add(2, 20, 2)]  # calls keep register 20, and not 8
+    code.load(0, POINTERS_AT + 0x18).call(CODE_AT - 0x40).end()
     assert list(decode(code.to_bytes(), CODE_AT)) == [
-        Slot(CODE_AT + 4, POINTERS_AT + 0x18),
-        Call(CODE_AT + 8, CODE_AT - 0x40),
+        Call(CODE_AT + 8, CODE_AT + 0x100, {8: STRINGS_AT, 20: STRINGS_AT}),
+        Reference(CODE_AT + 16, STRINGS_AT + 2),
+        Slot(CODE_AT + 24, POINTERS_AT + 0x18),
+        Call(CODE_AT + 28, CODE_AT - 0x40, {20: STRINGS_AT, 2: STRINGS_AT + 2}),
     ]
-
-
-# Library
+    below = Code(0x2_0000_4000).take_address(1, 0x1_0000_9010)
+    assert list(decode(below.to_bytes(), below.start)) == [Reference(below.start + 4, 0x1_0000_9010)]
 
 
 def test_symbols_functions_and_strings_are_read():
@@ -87,8 +58,6 @@ def test_what_is_no_library_for_apple_silicon_is_refused(content):
         MachO(content)
 
 
-# Registrations
-
 IMPL = "__ZNR5torch7Library5_implEPKcONS_11CppFunctionENS_17_RegisterOrVerifyE"
 IMPL_AT = 0x5000
 KERNELS = {
@@ -99,23 +68,11 @@ KERNELS = {
     "__ZN2at8autocast13WrapFunction_ILNS0_10CastPolicyE4ELN3c10": 0x5500,
 }
 GENERATED, FALLBACK, BY_HAND, FLOAT32, PROMOTE = KERNELS.values()
-NAMES = [
-    b"add.out",
-    b"embedding_renorm_",
-    b"linalg_svd",
-    b"_slow_conv2d_forward",
-    b"aten::exp",
-    b"aten::dot",
-    b"other",
-]
+NAMES = b"add.out embedding_renorm_ linalg_svd _slow_conv2d_forward aten::exp aten::dot other".split()
 
 
 def init(key: str, number: int = 1, namespace: str = "aten") -> str:
     return f"__ZN2at12_GLOBAL__N_1TORCH_LIBRARY_IMPL_init_{namespace}_{key}_{number}ERN5torch7LibraryE"
-
-
-def name_at(name: bytes) -> int:
-    return STRINGS_AT + sum(len(other) + 1 for other in NAMES[: NAMES.index(name)])
 
 
 def torch_library() -> MachO:
@@ -133,16 +90,16 @@ def torch_library() -> MachO:
         init("MPS", namespace="mine"): [(1, GENERATED, b"other")],
         init("MPS", 3) + ".cold.1": [(1, GENERATED, b"other")],
     }
-    code, symbols = Code(), {IMPL: IMPL_AT, **KERNELS}
+    code, symbols, strings = Code(), {IMPL: IMPL_AT, **KERNELS}, b"".join(name + b"\0" for name in NAMES)
     for symbol, calls in functions.items():
         symbols[symbol] = code.at
         for register, kernel, name in calls:
             if kernel:
                 code.take_address(register, kernel)
-            code.take_address(1, name_at(name)).call(IMPL_AT)
+            code.take_address(1, STRINGS_AT + strings.index(name + b"\0")).call(IMPL_AT)
         code.end()
     padding = bytes(0x2000 - 4 * len(code.words))
-    return MachO(library(code.to_bytes() + padding, b"".join(name + b"\0" for name in NAMES), symbols))
+    return MachO(library(code.to_bytes() + padding, strings, symbols))
 
 
 def test_a_registration_whose_name_cannot_be_read_is_an_error():
@@ -150,9 +107,6 @@ def test_a_registration_whose_name_cannot_be_read_is_an_error():
     binary = MachO(library(code + bytes(0x2000), b"\0", {init("MPS"): CODE_AT, IMPL: IMPL_AT}))
     with pytest.raises(MachOError, match="no name"):
         registrations(binary)
-
-
-# Callers
 
 
 def test_operators_whose_kernels_reach_a_function_are_found():
@@ -177,9 +131,6 @@ def test_operators_whose_kernels_reach_a_function_are_found():
     found = [Registration(f"aten::{name}", "MPS", (name,)) for name in ("direct", "queued", "dispatched")]
     assert operators_reaching(binary, found, GRAPH) == {"aten::direct", "aten::queued"}
     assert operators_reaching(binary, found, READ) == set()
-
-
-# The wheel
 
 
 def test_members_are_compared_with_the_record(tmp_path):
@@ -246,28 +197,19 @@ def test_what_is_no_release_is_refused_before_pip_is_asked(tmp_path, pip, versio
     assert pip.commands == []
 
 
-class Pip:
-    """Stands in for subprocess.run."""
-
-    def __init__(self) -> None:
-        self.commands: list[list[str]] = []
-        self.writes, self.says = "", ""
-
-    def __call__(self, command, **settings):
-        self.commands.append(command)
-        if self.writes:
-            (Path(command[command.index("--dest") + 1]) / self.writes).touch()
-        return subprocess.CompletedProcess(command, 0 if self.writes else 1, "", self.says)
-
-
 @pytest.fixture
 def pip(monkeypatch):
-    stand_in = Pip()
-    monkeypatch.setattr("tools.apple_binary.wheel.subprocess.run", stand_in)
-    return stand_in
+    """Takes the place of pip: it writes a file, or fails with what it says."""
+    made = SimpleNamespace(commands=[], writes="", says="")
 
+    def run(command, **settings):
+        made.commands.append(command)
+        if made.writes:
+            (Path(command[command.index("--dest") + 1]) / made.writes).touch()
+        return subprocess.CompletedProcess(command, 0 if made.writes else 1, "", made.says)
 
-# The comparison
+    monkeypatch.setattr("tools.apple_binary.wheel.subprocess.run", run)
+    return made
 
 
 def table(*native: str) -> OperatorTable:
@@ -312,19 +254,15 @@ def test_the_table_is_that_of_the_wheel_read_by_its_own_torchgen(tmp_path, monke
 
 @pytest.mark.parametrize(("native", "status"), [("aten::add.out", 0), ("aten::mul.out", 1)])
 def test_the_command_ends_with_1_where_a_difference_has_no_reason(tmp_path, monkeypatch, capsys, native, status):
-    path = wheel(tmp_path / "torch-9.9.9-cp311-cp311-macosx_14_0_arm64.whl", {LIBRARY: one_operator()})
+    code = Code().take_address(1, GENERATED).take_address(1, STRINGS_AT).call(IMPL_AT).end().to_bytes()
+    binary = library(code + bytes(0x2000), b"add.out\0", {init("MPS"): CODE_AT, IMPL: IMPL_AT, **KERNELS})
+    path = wheel(tmp_path / "torch-9.9.9-cp311-cp311-macosx_14_0_arm64.whl", {LIBRARY: binary})
     monkeypatch.setattr("tools.apple_binary.compare.operator_table_of", lambda wheel, version: table(native))
     assert main(["9.9.9", "--cache", str(tmp_path), "--json", str(tmp_path / "found.json")]) == status
     assert ("UNEXPLAINED" in capsys.readouterr().out) is bool(status)
     (written,) = json.loads((tmp_path / "found.json").read_text())
     assert written["wheel"] == path.name
     assert written["registered"] == {"MPS": 1}
-
-
-def one_operator() -> bytes:
-    code = Code().take_address(1, GENERATED).take_address(1, STRINGS_AT).call(IMPL_AT).end().to_bytes()
-    symbols = {init("MPS"): CODE_AT, IMPL: IMPL_AT, **KERNELS}
-    return library(code + bytes(0x2000), b"add.out\0", symbols)
 
 
 def test_the_command_ends_with_2_where_there_is_nothing_to_compare(tmp_path, capsys, pip):
