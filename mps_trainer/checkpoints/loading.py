@@ -279,8 +279,6 @@ def is_like(saved: Any, own: Any) -> bool:
     if isinstance(own, (list, tuple)):
         is_list = isinstance(saved, (list, tuple)) and len(saved) == len(own)
         return is_list and all(map(is_like, saved, own))
-    if isinstance(own, dict):
-        return isinstance(saved, dict) and all(is_like(value, own.get(name)) for name, value in saved.items())
     if isinstance(own, bool):
         return saved is None or isinstance(saved, (bool, str))  # "deprecated", for one
     if isinstance(own, str):

@@ -1,12 +1,27 @@
-"""Checkpoint folders made by hand, as small as they can be."""
+"""Checkpoint folders made by hand, as small as they can be, and a gate for those of runs."""
 
 import json
+import os
+import threading
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from mps_trainer.checkpoints import folders, manifest
+
+
+def names(trainer) -> list[str]:
+    return [os.path.basename(folder) for folder in folders.find_checkpoints(trainer.args.output_dir)]
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Checkpoints get their names only while it is open."""
+    opened, commit = threading.Event(), manifest.commit
+    opened.set()
+    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
+    return opened
 
 
 @pytest.fixture

@@ -4,18 +4,15 @@ import os
 
 import pytest
 
-from mps_trainer.checkpoints.folders import find_checkpoints
 from tests.conftest import assert_same_weights, callback, weights, without_times
 from tests.tiny import tiny
+
+from .conftest import names
 
 MANIFEST = "manifest.json"
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2}
 
 pytestmark = pytest.mark.every_device
-
-
-def names(trainer):
-    return [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)]
 
 
 @pytest.mark.parametrize("stop", [3, 5, 10])

@@ -26,6 +26,7 @@ from mps_trainer.hub import upload
 from tests.conftest import assert_same_weights, callback, refusal, weights
 from tests.tiny import tiny
 
+from .conftest import names
 from .test_resuming import BEST, scores
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 1e-2}
@@ -34,21 +35,6 @@ SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_r
 def sentences(kind):
     tokens = torch.randint(1, 50, (24, 6), generator=torch.Generator().manual_seed(0))
     return [{"input_ids": row, "labels": row if kind == "BertForMaskedLM" else int(row.sum() % 2)} for row in tokens]
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    """Checkpoints get their names only while it is open."""
-    opened = threading.Event()
-    opened.set()
-
-    commit = manifest.commit
-    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
-    return opened
-
-
-def names(trainer):
-    return [os.path.basename(folder) for folder in find_checkpoints(trainer.args.output_dir)]
 
 
 def contents(trainer):
@@ -292,15 +278,21 @@ class LimitFrom(TrainerCallback):
 
 
 @pytest.mark.parametrize(("save_async", "hears_saves"), [(True, False), (False, False), (True, True)])
-@pytest.mark.parametrize("size", [100, 700, 3000], ids=["weights", "optimizer", "late"])
+@pytest.mark.parametrize(
+    ("size", "best"),
+    [(100, (9, 1, 2, 3)), (700, (8, 9, 1, 2)), (3000, (8, 1, 9, 2))],
+    ids=["weights", "optimizer", "late"],
+)
 def test_training_goes_on_with_the_last_checkpoint_when_the_disk_is_full(
-    make_trainer, trained, small_files, caplog, save_async, hears_saves, size
+    make_trainer, trained, small_files, caplog, save_async, hears_saves, size, best
 ):
-    settings = {**SAVING, "max_steps": 8, "save_async": save_async, "logging_strategy": "no"}
+    settings = {**SAVING, **BEST, "max_steps": 8, "save_async": save_async, "logging_strategy": "no", "eval_steps": 2}
     completes, saves = Completes(), HearsSaves()
     callbacks = [completes, LimitFrom(small_files, 4, 7, size), *([saves] if hears_saves else [])]
-    trainer = trained({"callbacks": callbacks}, **settings)
+    trainer = trained({"callbacks": callbacks, "compute_metrics": scores(*best)}, **settings)
     assert names(trainer) == ["checkpoint-2", "checkpoint-8"]
+    assert trainer.state.best_global_step == best.index(9) * 2 + 2
+    assert os.path.basename(trainer.state.best_model_checkpoint) == "checkpoint-2"  # the best one that was saved
     assert completes.seen == [("checkpoint-2", None, True), ("checkpoint-8", None, True)]
     assert saves.steps == ([2, 8] if hears_saves else [])
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -308,7 +300,8 @@ def test_training_goes_on_with_the_last_checkpoint_when_the_disk_is_full(
     assert "checkpoint-4 could not be saved: " in told[0].getMessage()
     assert f"The last one is {find_checkpoints(trainer.args.output_dir)[0]}." in told[0].getMessage()
     assert not [name for name in os.listdir(trainer.args.output_dir) if name.startswith("tmp")]
-    assert make_trainer(**settings).train(resume_from_checkpoint=True).global_step == 8
+    again = make_trainer({"compute_metrics": scores(0)}, **settings)
+    assert again.train(resume_from_checkpoint=True).global_step == 8
 
 
 @pytest.mark.parametrize("save_async", [True, False])
@@ -325,14 +318,15 @@ def test_a_last_checkpoint_that_failed_is_tried_once_more(make_trainer, small_fi
 
 
 @pytest.mark.parametrize("save_async", [True, False])
-def test_a_last_checkpoint_that_cannot_be_saved_is_an_error_at_the_end(make_trainer, small_files, save_async):
+def test_a_last_checkpoint_that_cannot_be_saved_is_an_error_at_the_end(
+    make_trainer, small_files, tmp_path, save_async
+):
+    (tmp_path / "run" / "checkpoint-9").mkdir(parents=True)  # another run's
     trainer = make_trainer({"callbacks": [LimitFrom(small_files, 5, -1, 100)]}, **SAVING, save_async=save_async)
     said = refusal(trainer.train, kind=CheckpointError)
     small_files(None)  # pytest writes the result next, perhaps into a file
-    last = find_checkpoints(trainer.args.output_dir)[-1]
-    assert last.endswith("checkpoint-4")
-    assert "checkpoint-6 could not be saved: file too large." in said
-    assert f"The last one is {last}." in said
+    last = tmp_path / "run" / "checkpoint-4"
+    assert f"checkpoint-6 could not be saved: file too large. The last one is {last}." in said
     assert trainer.state.global_step == 6
     assert "train_loss" in trainer.state.log_history[-1]  # all else was done
 

@@ -14,7 +14,6 @@ from mps_trainer.checkpoints.loading import OPTIMIZER, SCHEDULER, load_states, l
 from mps_trainer.checkpoints.writers import shard_writer, writer_for
 from tests.conftest import assert_same_weights, refusal, weights
 
-from .fake_trainer import FakeTrainer
 from .test_model_files import Processor
 
 
@@ -69,34 +68,33 @@ def trained(make):
     return model, optimizer, schedule
 
 
-def write(folder, args, model, states, **attributes):
-    trainer = FakeTrainer(args, model, states.get(OPTIMIZER), states.get(SCHEDULER))
-    vars(trainer).update(attributes)
-    writer = shard_writer(trainer, states)
-    writer.write_shards(str(folder))
-    writer.write(str(folder))
+@pytest.fixture
+def write(make_trainer):
+    """`write(folder, model, states, **attributes)` writes the shards of a Trainer that has these attributes."""
+
+    def write(folder, model, states, **attributes):
+        trainer = make_trainer({"model": model})
+        trainer.optimizer, trainer.lr_scheduler = states.get(OPTIMIZER), states.get(SCHEDULER)
+        vars(trainer).update(attributes)
+        writer = shard_writer(trainer, states)
+        writer.write_shards(str(folder))
+        writer.write(str(folder))
+
+    return write
 
 
 @pytest.fixture
-def folder(trained, make_args, tmp_path):
+def folder(trained, write, tmp_path):
     """Returns what the writer writes of a model with its optimizer."""
     model, optimizer, schedule = trained
-    parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
     written = tmp_path / "checkpoint-2"
-    write(
-        written,
-        make_args(),
-        model,
-        parts,
-        processing_class=Processor(),
-        _save_scaler=lambda folder: open(os.path.join(folder, "rest"), "w").close(),
-    )
+    write(written, model, {OPTIMIZER: optimizer, SCHEDULER: schedule}, processing_class=Processor())
     return str(written)
 
 
 def test_it_has_the_parts_and_beside_them_one_file_of_each_other_kind(folder):
     assert sorted(os.listdir(folder)) == [
-        "optimizer_rest.pt", "rest", "scheduler.pt", "shards", "training_args.bin", "vocabulary.txt",
+        "optimizer_rest.pt", "rng_state.pth", "scheduler.pt", "shards", "training_args.bin", "vocabulary.txt",
     ]  # fmt: skip
     assert sorted(os.listdir(os.path.join(folder, "shards"))) == [shards.WEIGHTS, shards.OPTIMIZER]
 
@@ -128,12 +126,11 @@ class Counting(torch.optim.SGD):
         self.state["all"] = {"mean": torch.tensor(5.0)}
 
 
-def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path, make_args):
+def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path, write):
     model = Half()
     optimizer, schedule = run_of(model, Counting)
     optimizer.step()
-    parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
-    write(tmp_path, make_args(), model, parts)
+    write(tmp_path, model, {OPTIMIZER: optimizer, SCHEDULER: schedule})
     again, _ = run_of(model, Counting)
     load_states({OPTIMIZER: again}, str(tmp_path))
     found = again.state_dict()["state"]
@@ -142,29 +139,29 @@ def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path
     assert found["all"]["mean"] == 5
 
 
-def test_a_model_alone_is_written_without_the_files_of_training(trained, make_args, tmp_path):
-    write(tmp_path, make_args(), trained[0], {}, _save_scaler=pytest.fail, _save_rng_state=pytest.fail)
-    assert sorted(os.listdir(tmp_path)) == ["shards", "training_args.bin"]
-    assert os.listdir(tmp_path / "shards") == ["model"]
+def test_a_model_alone_is_written_without_the_files_of_training(trained, write, tmp_path):
+    write(tmp_path / "written", trained[0], {})
+    assert sorted(os.listdir(tmp_path / "written")) == ["shards", "training_args.bin"]
+    assert os.listdir(tmp_path / "written" / "shards") == ["model"]
 
 
 @pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
-def test_the_writer_of_a_checkpoint_in_shards_has_shards_to_write_in_each_process(make_args, kind):
-    trainer = FakeTrainer(make_args(), sharded(Half()))
+def test_the_writer_of_a_checkpoint_in_shards_has_shards_to_write_in_each_process(make_trainer, kind):
+    trainer = make_trainer({"model": sharded(Half())})
     trainer.args.fsdp_config = {"state_dict_type": kind}
-    writer = writer_for(trainer, {OPTIMIZER: trainer.optimizer, SCHEDULER: trainer.lr_scheduler})
+    writer = writer_for(trainer, {})
     assert not writer.in_background
     assert (writer.write_shards is not None) is (kind == "SHARDED_STATE_DICT")
 
 
-def test_a_new_run_with_less_or_more_than_was_written_is_refused(folder, trained, make_args, tmp_path):
+def test_a_new_run_with_less_or_more_than_was_written_is_refused(folder, write, tmp_path):
     with pytest.raises(
         MisconfigurationException,
         match=f"The weights in {folder} belong to another model: 0 parameters are missing and "
         r"1 is unexpected, for example end\.bias\.",
     ):
         load_weights(Half(), folder)
-    write(tmp_path, make_args(), Half(), {})
+    write(tmp_path, Half(), {})
     assert "1 parameter is missing and 0 are unexpected" in refusal(load_weights, Tied(), str(tmp_path))
 
 

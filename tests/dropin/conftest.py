@@ -1,6 +1,10 @@
 """Runs of the same code with transformers' Trainer and with this package's."""
 
+import functools
 import inspect
+import operator
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +16,7 @@ import torch
 import transformers
 
 import mps_trainer
+from tests.conftest import callback
 from tests.tiny import tiny
 
 # Names with these words are measured, and differ from run to run.
@@ -122,6 +127,27 @@ def texts(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str, An
         {**row, "labels": torch.where(row["attention_mask"] == 1, row["input_ids"], -100)}
         for row in sentences(count, length, seed)
     ]
+
+
+def recorder(events: list[tuple], signal_at: int | None = None) -> transformers.TrainerCallback:
+    """Returns a callback that adds each event to `events`, and sends SIGTERM to this process at one of them.
+
+    An event has the position of the run, the arguments passed, and the flags that the control has set.
+    """
+
+    def note(event: str, args: Any, state: Any, control: Any, **given: Any) -> None:
+        given["optimizer"] = getattr(given["optimizer"], "optimizer", given["optimizer"])  # Accelerate wraps it
+        details = {
+            name: operator.length_hint(value, -1) if name.endswith("dataloader") else type(value).__name__
+            for name, value in given.items()
+        }
+        asked = sorted(name for name, value in vars(control).items() if value)
+        events.append((event, state.global_step, state.epoch, sorted(details.items()), asked))
+        if len(events) == signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    names = [name for name in dir(transformers.TrainerCallback) if name.startswith("on_")]
+    return callback(**{name: functools.partial(note, name) for name in names})
 
 
 def lasting(values: dict[str, Any]) -> dict[str, Any]:

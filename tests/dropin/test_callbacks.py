@@ -8,28 +8,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from tests import run_python
 
 from ..conftest import callback, refusal
-from .conftest import sentences
-
-EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
-
-
-class Recorder(TrainerCallback):
-    """Notes for each event the position of the run, the arguments passed, and the flags that the control has set."""
-
-    def __init__(self):
-        self.events = []
-
-    def note(self, event, args, state, control, **kwargs):
-        given = {
-            name: len(value) if name.endswith("dataloader") and value is not None else type(value).__name__
-            for name, value in kwargs.items()
-        }
-        asked = [name for name, value in vars(control).items() if value]
-        self.events.append((event, state.global_step, state.epoch, sorted(given.items()), sorted(asked)))
-
-
-for _event in EVENTS:
-    setattr(Recorder, _event, (lambda name: lambda self, *args, **kwargs: self.note(name, *args, **kwargs))(_event))
+from .conftest import recorder, sentences
 
 SETTINGS = {
     "steps": {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 3, "max_steps": 7},
@@ -46,18 +25,13 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_events_have_order_and_arguments_of_transformers(both, settings):
+def test_events_have_order_and_arguments_of_transformers(assert_same_runs, settings):
     def run(library):
-        recorder = Recorder()
-        library.trained(callbacks=[recorder], **settings).predict(sentences(8))
-        return recorder.events
+        events = []
+        library.trained(callbacks=[recorder(events)], **settings).predict(sentences(8))
+        return events
 
-    theirs, ours = both(run)
-    assert [event[:2] for event in ours] == [event[:2] for event in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        names = {"AcceleratedOptimizer": "AdamW"}  # Accelerate wraps the optimizer
-        other = (*other[:3], [(key, names.get(kind, kind)) for key, kind in other[3]], other[4])
-        assert mine == other
+    assert_same_runs(run)
 
 
 def test_default_callbacks_have_order_of_transformers(both):
