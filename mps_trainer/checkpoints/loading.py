@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 LOOP_STATE = "loop_state.json"  # the position in training, which the step number of a checkpoint does not contain
 _PLACE = ("last_epoch", "base_lrs", "_last_lr", "num_bad_epochs", "cooldown_counter")  # a schedule stands there
-_TRIED = ("lr_lambdas", "_scale_fn_custom", "_schedulers")  # only a trial step can judge these
+_TRIED = ("lr_lambdas", "_schedulers")  # only a trial step can judge these
 EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None as long as whole batches fit
 
 

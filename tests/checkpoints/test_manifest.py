@@ -3,12 +3,8 @@
 import json
 import os
 import re
-import tempfile
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mps_trainer.checkpoints import manifest
 from tests.conftest import refusal
@@ -84,21 +80,6 @@ def test_it_is_renewed_only_after_a_change_and_keeps_the_number_of_the_save(make
     path.unlink()
     manifest.renew(str(folder), 5)
     assert list(folder.glob("manifest.json*")) == []
-
-
-nested = st.recursive(
-    st.none() | st.integers() | st.text(),
-    lambda inner: st.dictionaries(st.sampled_from(["files", "size", "sha256", "a"]), inner),
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=200) | nested.map(lambda value: json.dumps(value).encode()))
-def test_no_manifest_makes_the_check_fail(text):
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "trainer_state.json").write_text('{"global_step": 1}')
-        (Path(name) / "manifest.json").write_bytes(text)
-        manifest.fault(name)  # whatever it says
 
 
 def header(text: bytes, length: int | None = None, rest: bytes = b"") -> bytes:

@@ -204,6 +204,34 @@ def test_weights_of_another_shape_are_another_models(make_model, tmp_path):
         loading.load_weights(make_model(), str(tmp_path))
 
 
+@pytest.mark.parametrize("place", ["folder", "link"])
+def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
+    optimizer = torch.optim.SGD([torch.ones(1)])
+    loading.load_states({loading.OPTIMIZER: optimizer}, str(tmp_path))
+    assert caplog.messages == [f"{tmp_path} has no optimizer.pt: this part of the run starts from the beginning."]
+    path = tmp_path / loading.OPTIMIZER
+    if place == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere")
+    said = refusal(loading.load_states, {loading.OPTIMIZER: optimizer}, str(tmp_path))
+    assert said == (
+        f"{path} is damaged and cannot be read: it is a folder, or a link that leads nowhere. Resume from another "
+        "checkpoint."
+    )
+
+
+@pytest.mark.parametrize(("error", "why"), [(KeyError("a"), "it has no 'a'"), (ValueError("one\ntwo"), "one")])
+def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, error, why):
+    class Refuses:
+        def load_state_dict(self, state):
+            raise error
+
+    torch.save({}, tmp_path / loading.SCHEDULER)
+    said = refusal(loading.load_states, {loading.SCHEDULER: Refuses()}, str(tmp_path))
+    assert said.startswith(f"{tmp_path / loading.SCHEDULER} does not belong to this run: {why}. Resume with the model")
+
+
 class WithBuffer(nn.Linear):
     _keys_to_ignore_on_save = None
 

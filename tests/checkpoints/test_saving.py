@@ -32,31 +32,8 @@ from .test_resuming import BEST, scores
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 1e-2}
 
 
-def sentences(kind):
-    tokens = torch.randint(1, 50, (24, 6), generator=torch.Generator().manual_seed(0))
-    return [{"input_ids": row, "labels": row if kind == "BertForMaskedLM" else int(row.sum() % 2)} for row in tokens]
-
-
 def contents(trainer):
     return {os.path.basename(folder): set(os.listdir(folder)) for folder in find_checkpoints(trainer.args.output_dir)}
-
-
-@pytest.mark.parametrize("kind", ["plain", "BertForSequenceClassification", "BertForMaskedLM"])
-def test_the_files_are_the_same_as_those_written_while_training_waits(trained, make_model, tmp_path, kind):
-    def run(save_async):
-        model = make_model() if kind == "plain" else tiny(kind)
-        data = {} if kind == "plain" else {"train_dataset": sentences(kind), "eval_dataset": None}
-        folder = str(tmp_path / str(save_async))
-        trainer = trained({"model": model, **data}, output_dir=folder, save_async=save_async, **SAVING)
-        return trainer
-
-    beside, waited = run(True), run(False)
-    assert contents(beside) == contents(waited)
-    for one, other in zip(*(find_checkpoints(trainer.args.output_dir) for trainer in (beside, waited)), strict=True):
-        assert_same_weights(*(load_file(os.path.join(folder, "model.safetensors")) for folder in (one, other)))
-        for name in ("optimizer.pt", "scheduler.pt"):
-            mine, theirs = (torch.load(os.path.join(folder, name), weights_only=True) for folder in (one, other))
-            assert str(mine) == str(theirs)
 
 
 @pytest.mark.every_device
@@ -262,19 +239,15 @@ def small_files(monkeypatch):
     signal.signal(signal.SIGXFSZ, handler)
 
 
-class LimitFrom(TrainerCallback):
-    """From one step to another no file may be larger than some bytes."""
+def limited(limit, first, last, size):
+    """Returns a callback that lets no file be larger than some bytes from one step to another."""
 
-    def __init__(self, limit, first, last, size):
-        self.limit, self.first, self.last, self.size = limit, first, last, size
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step in (self.first, self.last):
+    def change(state, **_):
+        if state.global_step in (first, last):
             wait_for_background()  # what was begun before
-        if state.global_step == self.first:
-            self.limit(self.size)
-        if state.global_step == self.last:
-            self.limit(None)
+            limit(size if state.global_step == first else None)
+
+    return callback(on_step_end=change)
 
 
 @pytest.mark.parametrize(("save_async", "hears_saves"), [(True, False), (False, False), (True, True)])
@@ -288,7 +261,7 @@ def test_training_goes_on_with_the_last_checkpoint_when_the_disk_is_full(
 ):
     settings = {**SAVING, **BEST, "max_steps": 8, "save_async": save_async, "logging_strategy": "no", "eval_steps": 2}
     completes, saves = Completes(), HearsSaves()
-    callbacks = [completes, LimitFrom(small_files, 4, 7, size), *([saves] if hears_saves else [])]
+    callbacks = [completes, limited(small_files, 4, 7, size), *([saves] if hears_saves else [])]
     trainer = trained({"callbacks": callbacks, "compute_metrics": scores(*best)}, **settings)
     assert names(trainer) == ["checkpoint-2", "checkpoint-8"]
     assert trainer.state.best_global_step == best.index(9) * 2 + 2
@@ -311,7 +284,7 @@ def test_a_last_checkpoint_that_failed_is_tried_once_more(make_trainer, small_fi
         wait_for_background()
         small_files(None)
 
-    callbacks = [LimitFrom(small_files, 6, -1, 100), callback(on_epoch_end=free)]
+    callbacks = [limited(small_files, 6, -1, 100), callback(on_epoch_end=free)]
     trainer = make_trainer({"callbacks": callbacks}, **SAVING, save_async=save_async)
     assert trainer.train().global_step == 6
     assert names(trainer) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
@@ -322,7 +295,7 @@ def test_a_last_checkpoint_that_cannot_be_saved_is_an_error_at_the_end(
     make_trainer, small_files, tmp_path, save_async
 ):
     (tmp_path / "run" / "checkpoint-9").mkdir(parents=True)  # another run's
-    trainer = make_trainer({"callbacks": [LimitFrom(small_files, 5, -1, 100)]}, **SAVING, save_async=save_async)
+    trainer = make_trainer({"callbacks": [limited(small_files, 5, -1, 100)]}, **SAVING, save_async=save_async)
     said = refusal(trainer.train, kind=CheckpointError)
     small_files(None)  # pytest writes the result next, perhaps into a file
     last = tmp_path / "run" / "checkpoint-4"

@@ -118,14 +118,15 @@ def test_what_a_run_has_set_itself_or_a_class_of_ones_own_keeps_is_taken():
 def test_schedule_takes_its_own_state_and_trying_it_changes_no_rate(kind):
     schedule, fresh = kind(stepped(torch.optim.SGD)), kind(stepped(torch.optim.SGD))
     new = copy.deepcopy(fresh.state_dict())
-    for _ in range(4):
+    for step in range(5):
+        if step:
+            schedule.step(*([0.5] if isinstance(schedule, lr_scheduler.ReduceLROnPlateau) else []))
         saved = copy.deepcopy(schedule.state_dict())
         rates = [group["lr"] for group in schedule.optimizer.param_groups]
         require_usable(saved, schedule)
         require_usable(saved, fresh)
         require_usable(new, schedule)
         assert [group["lr"] for group in schedule.optimizer.param_groups] == rates
-        schedule.step(*([0.5] if isinstance(schedule, lr_scheduler.ReduceLROnPlateau) else []))
     fresh.load_state_dict(saved)
 
 

@@ -150,21 +150,6 @@ def test_relative_output_dir_stays_as_given(assert_same_runs, monkeypatch, outpu
     assert assert_same_runs(run)[0][0] == [output_dir] * 4
 
 
-def test_absolute_path_of_best_checkpoint_is_kept(assert_same_runs, monkeypatch):
-    best = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
-
-    def run(library):
-        library.folder.mkdir()
-        monkeypatch.chdir(library.folder)
-        first = trained(dataclasses.replace(library, folder=library.folder / "out"), max_steps=2, **best)
-        assert os.path.isabs(first.state.best_model_checkpoint)
-        relative = dataclasses.replace(library, folder="out")
-        again = trained(relative, os.path.join("out", "checkpoint-2"), max_steps=2, **best)
-        return os.path.relpath(again.state.best_model_checkpoint), again.model.state_dict()
-
-    assert_same_runs(run)
-
-
 def test_changed_arguments_are_logged_on_resume(both, caplog):
     def run(library):
         logger = logging.getLogger("transformers")

@@ -32,9 +32,14 @@ class StandInHub(ThreadingHTTPServer):
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.folders = folders
         self.fails_at = ""  # requests whose path contains it get an error of the server
+        self.is_closed, self.ended = False, 0  # whether connections are ended at once, and how many were
         self.downloads: list[str] = []  # the names of the files that were sent
         # stop() waits as long as the pause between two looks at the stop flag
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        self.ended += self.is_closed
+        return not self.is_closed
 
     def __exit__(self, *error: object) -> None:
         self.stop()

@@ -132,6 +132,7 @@ def test_an_interrupt_is_one_with_the_way_on_also_of_a_run_that_saves_nothing_el
     assert type(ended) is KeyboardInterrupt
     assert str(ended).startswith(f"Stopped after step 2 of 12 and saved {folder}. To resume: ")
     assert folder in str(ended).split("To resume: ")[1]
+    assert "--resume_from_checkpoint" not in str(ended)  # a script without flags
 
 
 @pytest.mark.parametrize(
@@ -189,27 +190,12 @@ def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(assert_resum
     assert_resumes(step, lambda: parts, **{**SETTINGS, "save_strategy": "no"})
 
 
-def test_an_evaluation_before_the_first_step_is_none_for_the_schedule(make_trainer):
-    run, asked = TrainingRun(make_trainer()), []
-    run.trainer._evaluate = lambda *args, **kwargs: asked.append((args, kwargs))
-    run.preemption.evaluate_at_start("trial")
-    assert asked == [(("trial", None), {"skip_scheduler": True})]
-
-
 @pytest.mark.parametrize(("done", "has_ended"), [(3, False), (0, True)])
 def test_an_epoch_without_its_first_batch_has_not_begun(make_trainer, done, has_ended):
     run = TrainingRun(make_trainer())
     run.save_and_end, run.run_state.epoch_has_ended = lambda: None, False
     run.save_without_batch(done)
     assert run.run_state.epoch_has_ended is has_ended
-
-
-@pytest.mark.parametrize("takes_flags", [True, False])
-def test_the_way_on_has_the_words_of_a_script_that_takes_flags(make_trainer, monkeypatch, takes_flags):
-    run = TrainingRun(make_trainer())
-    run.preemption._takes_flags = takes_flags
-    monkeypatch.setattr(sys, "argv", ["train.py", "--output_dir", "out"])
-    assert ("train.py --output_dir out --resume_from_checkpoint" in run.preemption._message()) is takes_flags
 
 
 @pytest.mark.parametrize("where", ["in an evaluation", "at the end of an epoch"])
