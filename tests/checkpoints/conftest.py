@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mps_trainer.checkpoints import folders, manifest
+from mps_trainer.checkpoints import folders, manifest, writers
 
 
 def names(trainer) -> list[str]:
@@ -17,10 +17,10 @@ def names(trainer) -> list[str]:
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Checkpoints get their names only while it is open."""
-    opened, commit = threading.Event(), manifest.commit
+    """Checkpoints are written only while it is open."""
+    opened, save = threading.Event(), writers.save
     opened.set()
-    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
+    monkeypatch.setattr(writers, "save", lambda *args: (opened.wait(20), save(*args)))
     return opened
 
 

@@ -263,18 +263,8 @@ def test_weights_are_read_even_where_there_are_adapters_too(make_model, tmp_path
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_the_bars_of_transformers_are_shown_again_if_they_were_before(make_args, bert, tmp_path, monkeypatch, shown):
-    before = transformers_logging.is_progress_bar_enabled()
-    inside = []
-    real = bert.save_pretrained
-    monkeypatch.setattr(
-        bert,
-        "save_pretrained",
-        lambda *args, **kwargs: (inside.append(transformers_logging.is_progress_bar_enabled()), real(*args, **kwargs)),
-    )
-    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
-    try:
-        writers.save(bert, None, make_args(), str(tmp_path))
-        assert transformers_logging.is_progress_bar_enabled() is shown
-    finally:
-        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()
-    assert inside == [False]
+    inside, is_shown, save = [], transformers_logging.is_progress_bar_enabled, bert.save_pretrained
+    monkeypatch.setattr(transformers_logging, "_tqdm_active", shown)
+    monkeypatch.setattr(bert, "save_pretrained", lambda *args, **how: inside.append(is_shown()) or save(*args, **how))
+    writers.save(bert, None, make_args(), str(tmp_path))
+    assert (inside, is_shown()) == ([False], shown)

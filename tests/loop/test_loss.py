@@ -400,10 +400,7 @@ class Inherits(Divides):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(
-    ("kind", "ignores"),
-    [(Divides, False), (Inherits, False), (OwnLoss, True)],
-)
+@pytest.mark.parametrize(("kind", "ignores"), [(Divides, False), (Inherits, False), (OwnLoss, True)])
 def test_a_run_warns_once_of_a_loss_that_ignores_the_number_of_items(make_trainer, kind, ignores, accumulation):
     settings = {"max_steps": 2, "gradient_accumulation_steps": accumulation}
     trainer = make_trainer({"model": Counts(), "kind": kind}, **settings)

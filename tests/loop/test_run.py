@@ -59,11 +59,14 @@ def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, 
     assert run.may_save() is expected
 
 
-def test_a_stream_goes_on_after_as_many_updates_if_the_accumulation_has_changed(make_trainer):
+def test_a_stream_goes_on_where_its_checkpoint_says(make_trainer):
     state = TrainingRun(make_trainer({"train_dataset": Stream(examples(20))}, max_steps=9)).run_state
-    place = {"epoch": 2, "batches": 6, "accumulation": 3, "epoch_has_ended": False}
-    state.load_state_dict({**state.state_dict(), **place})
-    assert (state.epoch, state.batches) == (2, 2)
+    saved = {**state.state_dict(), "epoch": 2, "batches": 6, "accumulation": 3}
+    for has_ended, place in ((False, (2, 2)), (True, (3, 0))):  # two updates, of one batch each in this run
+        state.load_state_dict({**saved, "epoch_has_ended": has_ended})
+        assert (state.epoch, state.batches) == place
+    state.load_state_dict({})  # of transformers
+    assert state.epoch_has_ended
 
 
 def test_norm_and_rate_of_an_override_are_saved_as_plain_numbers(make_trainer):
