@@ -16,11 +16,9 @@ import torch
 import transformers
 
 import mps_trainer
-from tests.conftest import callback
+from tests.conftest import callback, without_times
 from tests.tiny import tiny
 
-# Names with these words are measured, and differ from run to run.
-TIMES = ("runtime", "per_second", "preparation_time")
 # Its name in transformers 5.20, the last for Python 3.10, was the second.
 CHECKPOINTING = next(
     name
@@ -150,11 +148,6 @@ def recorder(events: list[tuple], signal_at: int | None = None) -> transformers.
     return callback(**{name: functools.partial(note, name) for name in names})
 
 
-def lasting(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns `values` without those that are measured in seconds."""
-    return {name: value for name, value in values.items() if not any(word in name for word in TIMES)}
-
-
 def assert_close_weights(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), atol=1e-6, rtol=0)
 
@@ -168,8 +161,8 @@ def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-5, resumed: bool =
         assert_same(ours.state.log_history, theirs.state.log_history, tolerance)
     elif isinstance(theirs, dict):
         assert (sorted if resumed else list)(ours) == (sorted if resumed else list)(theirs)
-        for name in lasting(theirs):
-            assert_same(ours[name], theirs[name], tolerance)
+        for name, value in without_times([theirs])[0].items():
+            assert_same(ours[name], value, tolerance)
     elif isinstance(theirs, (list, tuple)):
         assert (type(ours).__name__, len(ours)) == (type(theirs).__name__, len(theirs))
         for mine, other in zip(ours, theirs, strict=True):

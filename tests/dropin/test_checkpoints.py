@@ -13,6 +13,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 import mps_trainer
+from tests.conftest import callback
 
 from .conftest import (
     CHECKPOINTING,
@@ -106,16 +107,19 @@ def test_checkpoint_has_files_and_states_of_transformers(both):
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_save_total_limit_keeps_same_checkpoints(assert_same_runs, limit):
+@pytest.mark.parametrize(
+    "callbacks", [[], [callback(on_save=dict)]], ids=["", "heard"]
+)  # training waits if it is heard
+def test_save_total_limit_keeps_same_checkpoints(assert_same_runs, limit, callbacks):
     def run(library):
         trainer = trained(
-            library, save_total_limit=limit, save_steps=1, eval_strategy="steps", eval_steps=1,
-            load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True,
+            library, callbacks=callbacks, save_total_limit=limit, save_steps=1, eval_strategy="steps", eval_steps=1,
+            load_best_model_at_end=True, learning_rate=1e-2,
         )  # fmt: skip
         best = Path(trainer.state.best_model_checkpoint).name
         return sorted(path.name for path in library.folder.glob("checkpoint-*")), best
 
-    assert_same_runs(run)
+    assert assert_same_runs(run)[1] == "checkpoint-1"
 
 
 class Tracker(TrainerCallback):
