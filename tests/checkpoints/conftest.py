@@ -16,6 +16,13 @@ def names(trainer) -> list[str]:
 
 
 @pytest.fixture
+def saved(trained) -> str:
+    """Returns the folder of a checkpoint that a run of two steps has saved at its end."""
+    trainer = trained(max_steps=2, save_strategy="steps", save_steps=2)
+    return os.path.join(trainer.args.output_dir, "checkpoint-2")
+
+
+@pytest.fixture
 def gate(monkeypatch):
     """Checkpoints are written only while it is open."""
     opened, save = threading.Event(), writers.save

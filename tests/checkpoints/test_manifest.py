@@ -86,38 +86,27 @@ def header(text: bytes, length: int | None = None, rest: bytes = b"") -> bytes:
     return (len(text) if length is None else length).to_bytes(8, "little") + text + rest
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        header(b"nothing"),
-        header(b"{}", rest=b"more"),
-        header(b'{"a": {}}'),
-        header(b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', rest=b"123"),
-        header(b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', rest=b"12345"),
-        header(b"{}", length=3),
-        header(b"{}", length=1 << 40),
-    ],
-)
-def test_without_a_manifest_weights_that_do_not_fit_their_header_are_named(make_checkpoint, content):
-    folder = make_checkpoint(5, listed=False)
-    (folder / "model.safetensors").write_bytes(content)
-    assert manifest.fault(str(folder)) == "model.safetensors is damaged or truncated"
+ENTRY = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "is_whole"),
     [
-        header(b"{}"),
-        header(
-            b'{"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
-            rest=b"1234",
-        ),
+        (header(b"{}"), True),
+        (header(ENTRY.replace(b"{", b'{"__metadata__": {"format": "pt"}, ', 1), rest=b"1234"), True),
+        (header(b"nothing"), False),
+        (header(b"{}", rest=b"more"), False),
+        (header(b'{"a": {}}'), False),
+        (header(ENTRY, rest=b"123"), False),
+        (header(ENTRY, rest=b"12345"), False),
+        (header(b"{}", length=3), False),
+        (header(b"{}", length=1 << 40), False),
     ],
 )
-def test_without_a_manifest_weights_that_fit_their_header_are_whole(make_checkpoint, content):
+def test_without_a_manifest_weights_that_do_not_fit_their_header_are_named(make_checkpoint, content, is_whole):
     folder = make_checkpoint(5, listed=False)
     (folder / "model.safetensors").write_bytes(content)
-    assert manifest.fault(str(folder)) is None
+    assert manifest.fault(str(folder)) == (None if is_whole else "model.safetensors is damaged or truncated")
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(make_checkpoint, monkeypatch):

@@ -23,18 +23,6 @@ WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture
-def trained(make_trainer):
-    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=2)
-    trainer.train()
-    return trainer
-
-
-@pytest.fixture
-def folder(trained):
-    return os.path.join(trained.args.output_dir, "checkpoint-2")
-
-
 def shard(folder):
     tensors = load_file(os.path.join(folder, WEIGHTS))
     names = sorted(tensors)
@@ -53,19 +41,19 @@ def unpack(folder):
 
 @pytest.mark.parametrize("convert", [shard, unpack])
 @pytest.mark.parametrize("requested", ["name", True])
-def test_converted_weights_are_loaded_with_a_warning(make_trainer, trained, folder, caplog, convert, requested):
-    convert(folder)
-    again = make_trainer(max_steps=2, save_strategy="no")
-    again.train(resume_from_checkpoint=folder if requested == "name" else requested)
-    assert_same_weights(weights(trained.model), weights(again.model))
+def test_converted_weights_are_loaded_with_a_warning(trained, saved, caplog, convert, requested):
+    expected = load_file(os.path.join(saved, WEIGHTS))
+    convert(saved)
+    again = trained(resume=saved if requested == "name" else requested, max_steps=2, save_strategy="no")
+    assert_same_weights(expected, weights(again.model))
     [told] = [each.getMessage() for each in caplog.records if "converted" in each.getMessage()]
     new = "pytorch_model.bin" if convert is unpack else "model-00001-of-00002.safetensors and 1 more"
     assert f"{new} replaced model.safetensors, and there is no checksum to verify them" in told
 
 
-def test_nothing_is_told_of_weights_as_they_were_saved(make_trainer, folder, caplog):
-    open(os.path.join(folder, PICKLED), "wb").close()  # beside them, of no matter
-    make_trainer(max_steps=2).train(resume_from_checkpoint=folder)
+def test_nothing_is_told_of_weights_as_they_were_saved(trained, saved, caplog):
+    open(os.path.join(saved, PICKLED), "wb").close()  # beside them, of no matter
+    trained(resume=saved, max_steps=2)
     assert "converted" not in caplog.text
 
 
@@ -101,9 +89,9 @@ SPOILED = [
 
 
 @pytest.mark.parametrize(("spoil", "says"), SPOILED)
-def test_converted_weights_that_are_not_all_there_are_refused(make_trainer, folder, spoil, says):
-    spoil(folder)
-    assert says in refusal(make_trainer(max_steps=4).train, resume_from_checkpoint=folder)
+def test_converted_weights_that_are_not_all_there_are_refused(make_trainer, saved, spoil, says):
+    spoil(saved)
+    assert says in refusal(make_trainer(max_steps=4).train, resume_from_checkpoint=saved)
 
 
 @pytest.fixture

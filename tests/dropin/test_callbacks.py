@@ -1,11 +1,10 @@
 """transformers' own callbacks get the same events in the same order, and do the same."""
 
-import re
+import os
+import signal
 
 import pytest
 from transformers import EarlyStoppingCallback, TrainerCallback
-
-from tests import run_python
 
 from ..conftest import callback, refusal
 from .conftest import recorder, sentences
@@ -115,36 +114,18 @@ def test_tensorboard_gets_same_scalars(assert_same_runs, monkeypatch):
     assert_same_runs(run)
 
 
-SIGNALLED = """
-import os, signal
-from transformers import TrainerCallback
-from {module} import Trainer, TrainingArguments
-from tests.dropin.conftest import bert_classifier, sentences
-
-class Ends(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
+def test_run_saves_before_it_ends_on_sigterm(library):
+    def end(state, **_):
         if state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-args = TrainingArguments({folder!r}, use_cpu=True, report_to="none", disable_tqdm=True, max_steps=200000,
-                         save_strategy="no", enable_jit_checkpoint=True)
-trainer = Trainer(bert_classifier(), args, train_dataset=sentences(), callbacks=[Ends()])
-for callback in trainer.callback_handler.callbacks:
-    if getattr(callback, "jit_manager", None):
-        callback.jit_manager.kill_wait = 0.2
-trainer.train()
-print("stopped at", trainer.state.global_step)
-"""
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("module", [pytest.param("transformers", marks=pytest.mark.acceptance), "mps_trainer"])
-def test_process_saves_before_it_ends_on_sigterm(tmp_path, module):
-    done = run_python("-c", SIGNALLED.format(module=module, folder=str(tmp_path / "run")))
-    assert done.returncode == 0, done.stderr
-    step = int(re.search(r"stopped at (\d+)", done.stdout)[1])
-    (saved,) = (tmp_path / "run").glob("checkpoint-*")
+    ends = callback(on_step_end=end)
+    trainer = library.trainer(callbacks=[ends], max_steps=200_000, logging_steps=1000, enable_jit_checkpoint=True)
+    for each in trainer.callback_handler.callbacks:
+        if getattr(each, "jit_manager", None):
+            each.jit_manager.kill_wait = 0.2
+    step = trainer.train().global_step
+    (saved,) = library.folder.glob("checkpoint-*")
     assert step - int(saved.name.removeprefix("checkpoint-")) in (0, 1)
+    assert {"model.safetensors", "optimizer.pt"} < {path.name for path in saved.iterdir()}
     assert not (saved / "checkpoint-is-incomplete.txt").exists()
-    assert (saved / "model.safetensors").is_file()
-    assert (saved / "optimizer.pt").is_file()

@@ -201,19 +201,16 @@ def test_tied_quantized_head_is_refused(kind, folder, trainer_of, tmp_path):
     assert "llm_int8_skip_modules" in said
 
 
-def test_bf16_full_eval_works_with_8_bit_layers(folder, trainer_of, mps):
-    trainer = trainer_of(adapted(load(folder, KINDS["int8"])), bf16_full_eval=True)
-    assert math.isfinite(trainer.evaluate()["eval_loss"])
-
-
-def test_8_bit_layers_warn_once_of_their_cast(folder, trainer_of, mps, caplog):
+def test_8_bit_layers_warn_once_of_their_cast_and_take_bf16_full_eval(folder, trainer_of, mps, caplog):
     from mps_trainer.model import quantized
 
     quantized._told.clear()
+    trainer = trainer_of(adapted(load(folder, KINDS["int8"])), bf16_full_eval=True)
     with caplog.at_level(logging.WARNING, logger="bitsandbytes"):
-        trainer_of(adapted(load(folder, KINDS["int8"]))).train()
+        trainer.train()
     casts = [record for record in caplog.records if "will be cast" in record.getMessage()]
     assert len(casts) == 1
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
 
 
 def test_weights_in_inference_layout_are_refused(folder, trainer_of):
