@@ -122,18 +122,17 @@ def test_save_total_limit_keeps_same_checkpoints(assert_same_runs, limit, callba
     assert assert_same_runs(run)[1] == "checkpoint-1"
 
 
-class Tracker(TrainerCallback):
-    """Keeps what a tracker sends: output_dir in all forms of the arguments, and the path of the best checkpoint."""
+def tracker(sent):
+    """Returns a callback that keeps output_dir in all forms of the arguments, and the path of the best checkpoint."""
 
-    def __init__(self):
-        self.sent = []
-
-    def on_train_begin(self, args, state, control, **kwargs):
+    def begin(args, **_):
         paths = (args.to_dict(), args.to_sanitized_dict(), json.loads(args.to_json_string()))
-        self.sent.append([args.output_dir, *(values["output_dir"] for values in paths)])
+        sent.append([args.output_dir, *(values["output_dir"] for values in paths)])
 
-    def on_save(self, args, state, control, **kwargs):
-        self.sent.append([args.output_dir, state.best_model_checkpoint])
+    return callback(
+        on_train_begin=begin,
+        on_save=lambda args, state, **_: sent.append([args.output_dir, state.best_model_checkpoint]),
+    )
 
 
 @pytest.mark.parametrize("output_dir", ["out", "./out/", "deep/out", "."])
@@ -143,13 +142,13 @@ def test_relative_output_dir_stays_as_given(assert_same_runs, monkeypatch, outpu
     def run(library):
         library.folder.mkdir()
         monkeypatch.chdir(library.folder)
-        tracker = Tracker()
+        sent = []
         relative = dataclasses.replace(library, folder=output_dir)
-        trainer = trained(relative, max_steps=2, callbacks=[tracker], **best)
+        trainer = trained(relative, max_steps=2, callbacks=[tracker(sent)], **best)
         saved = json.loads((library.folder / output_dir / "checkpoint-2" / "trainer_state.json").read_text())
         again = trained(relative, os.path.join(output_dir, "checkpoint-1"), max_steps=2)
         paths = (trainer.args.output_dir, saved["best_model_checkpoint"], again.state.best_model_checkpoint)
-        return tracker.sent, trainer.state.best_model_checkpoint, paths
+        return sent, trainer.state.best_model_checkpoint, paths
 
     assert assert_same_runs(run)[0][0] == [output_dir] * 4
 
