@@ -1,11 +1,13 @@
 """The checkpoints of a run that does not train: which files are written, which checkpoints are removed."""
 
 import errno
+import json
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +32,19 @@ def trainer(make_trainer):
 @pytest.fixture
 def saver(trainer):
     return trainer._mt_run.checkpoints
+
+
+def test_each_process_has_a_file_with_its_generators_and_an_entry_with_its_position(saver, trainer, tmp_path):
+    trainer._mt_processes = processes = Processes(0, 2)
+    processes.gather = lambda mine: [mine, {**mine, "seed": 8}] if isinstance(mine, dict) else [mine]
+    trainer._mt_run.rng = SimpleNamespace(state_dict=lambda: {"seed": 7})
+    trainer.args.save_async = False
+    saver.write()
+    folder = tmp_path / "run" / "checkpoint-0"
+    first, second = json.loads((folder / "loop_state.json").read_text())["processes"]
+    assert second == {**first, "seed": 8}
+    saved = [torch.load(folder / f"rng_state_{rank}.pth", weights_only=False) for rank in (0, 1)]
+    assert saved == [{"seed": 7}, {"seed": 8}]
 
 
 def test_a_scaler_is_among_the_states_where_there_is_one(make_trainer):

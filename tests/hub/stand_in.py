@@ -79,11 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
         if action == "tree":
             is_recursive = "recursive=true" in self.path.lower()
             found = sorted((folder / inner).rglob("*") if is_recursive else (folder / inner).glob("*"))
-            return (
-                self._send_json([_entry(folder, path) for path in found])
-                if found
-                else self._error(404, "EntryNotFound")
-            )
+            if found:
+                return self._send_json([_entry(folder, path) for path in found])
+            return self._error(404, "EntryNotFound")
         files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         siblings = [{"rfilename": name} for name in files]
         name = repository.partition("/")[2]

@@ -144,6 +144,11 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
         assert (seen, counted, zero) == ([1], [1, 2, 3], expected)  # other processes wait for the last one
 
 
+def test_a_batch_without_the_models_main_input_has_no_tokens_and_the_log_says_so(trained, caplog):
+    assert trained(max_steps=1, include_num_input_tokens_seen="all").state.num_input_tokens_seen == 0
+    assert "the batch has no 'input_ids', so its tokens are not counted" in caplog.text
+
+
 def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each_has(make_trainer, monkeypatch):
     trainer = make_trainer(include_num_input_tokens_seen="all")
     run, exchanged = TrainingRun(trainer), []
