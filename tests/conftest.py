@@ -200,10 +200,13 @@ def trained(make_trainer):
     return train
 
 
+# Names with these words are measured, and differ from run to run.
+TIMES = ("runtime", "per_second", "preparation_time", "step_time")
+
+
 def without_times(history: list[dict]) -> list[dict]:
     return [
-        {name: value for name, value in entry.items() if not name.endswith(("runtime", "per_second"))}
-        for entry in history
+        {name: value for name, value in entry.items() if not any(word in name for word in TIMES)} for entry in history
     ]
 
 

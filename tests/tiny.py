@@ -4,7 +4,10 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+WORDS = [f"w{i}" for i in range(40)]
+SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "<s>", "</s>"]
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 16,
@@ -31,3 +34,20 @@ def tiny(kind: Any, **settings: Any) -> Any:
     kind = getattr(transformers, kind) if isinstance(kind, str) else kind
     torch.manual_seed(0)
     return kind(kind.config_class(**{**SIZES, **OWN.get(kind.config_class.__name__, {}), **settings}))
+
+
+def tokenizer_of_words() -> Any:
+    """Returns a tokenizer that knows WORDS."""
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*SPECIAL, *WORDS])}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {
+        "pad": "[PAD]",
+        "cls": "[CLS]",
+        "sep": "[SEP]",
+        "unk": "[UNK]",
+        "mask": "[MASK]",
+        "bos": "<s>",
+        "eos": "</s>",
+    }
+    special = {f"{name}_token": word for name, word in names.items()}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **special)

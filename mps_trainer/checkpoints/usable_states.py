@@ -19,7 +19,7 @@ from ..utils.text import shown
 from . import schema
 
 _PLACE = ("last_epoch", "base_lrs", "_last_lr", "num_bad_epochs", "cooldown_counter")  # a schedule stands there
-_TRIED = ("lr_lambdas", "_scale_fn_custom", "_schedulers")  # only a trial step can judge these
+_TRIED = ("lr_lambdas", "_schedulers")  # only a trial step can judge these
 
 
 def require_usable(saved: Any, part: Any) -> None:
@@ -139,8 +139,6 @@ def is_like(saved: Any, own: Any) -> bool:
     if isinstance(own, (list, tuple)):
         is_list = isinstance(saved, (list, tuple)) and len(saved) == len(own)
         return is_list and all(map(is_like, saved, own))
-    if isinstance(own, dict):
-        return isinstance(saved, dict) and all(is_like(value, own.get(name)) for name, value in saved.items())
     if isinstance(own, bool):
         return saved is None or isinstance(saved, (bool, str))  # "deprecated", for one
     if isinstance(own, str):

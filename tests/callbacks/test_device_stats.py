@@ -16,11 +16,6 @@ DEVICE = {"cpu": set(), "mps": {"mps_allocated_bytes", "mps_driver_allocated_byt
 ALWAYS = {"loss", "grad_norm", "learning_rate", "epoch", "step"}
 
 
-def tracker(told):
-    """Returns a callback that keeps what it is told, as those of report_to do."""
-    return callback(on_log=lambda logs, **_: told.append(dict(logs)))
-
-
 @pytest.mark.every_device
 def test_a_log_of_the_loss_has_figures_of_device_and_machine(make_trainer, device, tmp_path):
     trainer = make_trainer({"callbacks": [DeviceStatsMonitor]}, max_steps=3, save_strategy="steps", save_steps=3)
@@ -43,7 +38,8 @@ def test_a_log_of_the_loss_has_figures_of_device_and_machine(make_trainer, devic
 def test_trackers_and_the_display_are_told_wherever_the_monitor_stands_among_the_callbacks(make_trainer, capfd):
     for late in (False, True):
         told = []
-        callbacks = [tracker(told)] if late else [tracker(told), DeviceStatsMonitor()]
+        tracker = callback(on_log=lambda logs, told=told, **_: told.append(dict(logs)))
+        callbacks = [tracker] if late else [tracker, DeviceStatsMonitor()]
         trainer = make_trainer({"callbacks": callbacks}, max_steps=1)
         if late:
             trainer.add_callback(DeviceStatsMonitor)

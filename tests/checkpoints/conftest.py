@@ -1,12 +1,34 @@
-"""Checkpoint folders made by hand, as small as they can be."""
+"""Checkpoint folders made by hand, as small as they can be, and a gate for those of runs."""
 
 import json
+import os
+import threading
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from mps_trainer.checkpoints import folders, manifest
+from mps_trainer.checkpoints import folders, manifest, writers
+
+
+def names(trainer) -> list[str]:
+    return [os.path.basename(folder) for folder in folders.find_checkpoints(trainer.args.output_dir)]
+
+
+@pytest.fixture
+def saved(trained) -> str:
+    """Returns the folder of a checkpoint that a run of two steps has saved at its end."""
+    trainer = trained(max_steps=2, save_strategy="steps", save_steps=2)
+    return os.path.join(trainer.args.output_dir, "checkpoint-2")
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Checkpoints are written only while it is open."""
+    opened, save = threading.Event(), writers.save
+    opened.set()
+    monkeypatch.setattr(writers, "save", lambda *args: (opened.wait(20), save(*args)))
+    return opened
 
 
 @pytest.fixture

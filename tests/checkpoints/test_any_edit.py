@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
+import mps_trainer
+from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.checkpoints import manifest
 from tests import HUNG_AFTER
 from tests.conftest import Classifier, examples
+from tests.dropin.conftest import Library
 from tests.edits import looks, mutate, try_edits
 
 DATA = examples(16)
@@ -24,10 +26,9 @@ KINDS = [
 
 
 def make_trainer(folder: str, **settings: object) -> Trainer:
-    defaults = {"use_cpu": True, "disable_tqdm": True, "report": False, "report_to": "none", "logging_steps": 10}
     torch.manual_seed(0)
-    args = TrainingArguments(folder, **{**defaults, "save_strategy": "no", **settings})
-    return Trainer(Classifier(), args, train_dataset=DATA, eval_dataset=DATA[:8])
+    data = {"train_dataset": DATA, "eval_dataset": DATA[:8], "logging_steps": 10}
+    return Library(mps_trainer, Path(folder)).trainer(Classifier(), **{**data, **settings})
 
 
 @pytest.fixture(scope="module")

@@ -1,97 +1,75 @@
-"""The checkpoints of a run, without a Trainer: which files are written, which checkpoints are removed."""
+"""The checkpoints of a run that does not train: which files are written, which checkpoints are removed."""
 
+import errno
 import json
 import os
+import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers.trainer_callback import TrainerState
 
+<<<<<<< HEAD
 from mps_trainer.checkpoints import folders
 from mps_trainer.checkpoints.checkpoints import Checkpoints
+=======
+from mps_trainer.checkpoints import checkpoints
+from mps_trainer.checkpoints.checkpoints import wait_for_background
+from mps_trainer.checkpoints.writers import Writer
+>>>>>>> h-tc
 from mps_trainer.distributed import Processes
+from mps_trainer.errors import AnotherProcessFailedError
+from mps_trainer.loop.run import TrainingRun
 
-from .fake_trainer import FakeRun, FakeTrainer
-
-
-@pytest.fixture
-def args(make_args):
-    return make_args(save_total_limit=None)
+from .conftest import names
 
 
 @pytest.fixture
-def trainer(args):
-    return FakeTrainer(args)
+def trainer(make_trainer):
+    """Returns a Trainer with a run that has begun."""
+    return TrainingRun(make_trainer()).trainer
 
 
 @pytest.fixture
-def saver(trainer, tmp_path):
-    return Checkpoints(trainer, str(tmp_path))
-
-
-def names(folder) -> list[str]:
-    return sorted(os.listdir(folder))
-
-
-def with_checkpoints(folder, *steps: int) -> str:
-    for step in steps:
-        (folder / f"checkpoint-{step}").mkdir()
-    return str(folder)
-
-
-@pytest.mark.parametrize(("resumed_at", "stale"), [(None, [2, 4, 6]), (4, [6])])
-def test_checkpoints_of_later_steps_than_the_one_resumed_from_are_stale(saver, tmp_path, resumed_at, stale):
-    run_dir = with_checkpoints(tmp_path, 2, 4, 6)
-    saver.find_stale(resumed_at)
-    assert saver.stale == {os.path.join(run_dir, f"checkpoint-{step}") for step in stale}
+def saver(trainer):
+    return trainer._mt_run.checkpoints
 
 
 def test_each_process_has_a_file_with_its_generators_and_an_entry_with_its_position(saver, trainer, tmp_path):
-    trainer._mt_run = FakeRun()
     trainer._mt_processes = processes = Processes(0, 2)
-    processes.gather = lambda mine: [mine, {**mine, "order_seed": 8}] if isinstance(mine, dict) else [mine]
-    trainer._save_rng_state = saver.save_rng
-    trainer._mt_overrides = SimpleNamespace(has=lambda *names: True)
+    processes.gather = lambda mine: [mine, {**mine, "seed": 8}] if isinstance(mine, dict) else [mine]
+    trainer._mt_run.rng = SimpleNamespace(state_dict=lambda: {"seed": 7})
+    trainer.args.save_async = False
     saver.write()
-    folder = tmp_path / "checkpoint-0"
-    assert json.loads((folder / "loop_state.json").read_text()) == {
-        "processes": [{"epoch": 1}, {"epoch": 1, "order_seed": 8}]
-    }
+    folder = tmp_path / "run" / "checkpoint-0"
+    first, second = json.loads((folder / "loop_state.json").read_text())["processes"]
+    assert second == {**first, "seed": 8}
     saved = [torch.load(folder / f"rng_state_{rank}.pth", weights_only=False) for rank in (0, 1)]
-    assert [each["order_seed"] for each in saved] == [7, 8]
-    assert [each[0] for each in trainer.called] == [  # in transformers' order
-        *("save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_rotate_checkpoints"),
-    ]
-    assert torch.equal(saved[0]["cpu"], torch.get_rng_state())
+    assert saved == [{"seed": 7}, {"seed": 8}]
 
 
-def test_a_scaler_is_among_the_states_where_there_is_one(saver, trainer):
-    assert list(saver.states()) == ["optimizer.pt", "scheduler.pt"]
-    trainer._mt_precision.scaler = scaler = torch.amp.GradScaler("cpu")
-    found = saver.states("scaler.pt", "optimizer.pt")
-    assert found == {"optimizer.pt": trainer.optimizer, "scaler.pt": scaler}
+def test_a_scaler_is_among_the_states_where_there_is_one(make_trainer):
+    for settings, scalers in (({}, []), ({"fp16": True}, ["scaler.pt"])):
+        saver = TrainingRun(make_trainer(**settings)).checkpoints
+        assert list(saver.states()) == ["optimizer.pt", "scheduler.pt", *scalers]
+        assert list(saver.states("scaler.pt", "optimizer.pt")) == ["optimizer.pt", *scalers]
 
 
-@pytest.mark.parametrize(
-    ("best", "is_there", "expected", "left"),
-    [
-        ("checkpoint-4", False, "checkpoint-4", "There is none."),
-        ("checkpoint-3", False, "before", "There is none."),
-        ("checkpoint-3", True, "checkpoint-3", "The last one is {}."),  # an earlier save of this step is there
-    ],
-)
-def test_a_checkpoint_that_was_not_saved_is_not_the_best(saver, trainer, tmp_path, best, is_there, expected, left):
-    if is_there:
-        with_checkpoints(tmp_path, 3)
-    folder = str(tmp_path / "checkpoint-3")
-    trainer.state.best_model_checkpoint = str(tmp_path / best)
-    saver._note_result(folder, str(tmp_path / "before"), "the disk is full")
-    assert trainer.state.best_model_checkpoint == str(tmp_path / expected)
-    assert trainer.notes == [("fault", f"{folder} could not be saved: the disk is full. {left.format(folder)}")]
+@pytest.mark.parametrize("best", [3, 4])
+def test_a_failed_save_does_not_replace_a_best_that_is_there(saver, trainer, tmp_path, caplog, best):
+    folder = tmp_path / "run" / "checkpoint-3"
+    (tmp_path / "run" / f"checkpoint-{best}").mkdir(parents=True)  # 3 of an earlier save
+    trainer.state.best_model_checkpoint = kept = str(tmp_path / "run" / f"checkpoint-{best}")
+    saver._note_result(str(folder), "before", "the disk is full")
+    assert trainer.state.best_model_checkpoint == kept
+    assert f"{folder} could not be saved: the disk is full. The last one is {kept}." in caplog.text
 
 
+<<<<<<< HEAD
 def test_a_failed_save_does_not_name_a_checkpoint_of_another_run(saver, trainer, tmp_path):
     with_checkpoints(tmp_path, 9)
     saver.find_stale(None)
@@ -102,12 +80,20 @@ def test_a_failed_save_does_not_name_a_checkpoint_of_another_run(saver, trainer,
 def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_path):
     saver._note_result(str(tmp_path / "checkpoint-2"), None, "the disk is full")
     trainer._mt_run, trainer.state.global_step = FakeRun(), 3
+=======
+def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_path, monkeypatch):
+    noted = []
+    monkeypatch.setattr(trainer._mt_events, "note", lambda kind, text="": noted.append(kind))
+    saver._note_result(str(tmp_path / "run" / "checkpoint-2"), None, "the disk is full")
+    trainer.state.global_step = 3
+>>>>>>> h-tc
     saver.write()
     saver.fire_on_save()
     saver.wait()
-    assert [kind for kind, _ in trainer.notes] == ["fault", "checkpoint"]
+    assert noted == ["fault", "checkpoint"]
 
 
+<<<<<<< HEAD
 def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(
     saver, trainer, args, make_args, tmp_path, monkeypatch
 ):
@@ -116,13 +102,116 @@ def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(
     commit = folders.commit
     monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
     with_checkpoints(tmp_path, 2, 4, 6)
+=======
+def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(saver, trainer, make_args, tmp_path, gate):
+    for step in (2, 4, 6):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+>>>>>>> h-tc
     saver.find_stale(4)
-    trainer._mt_run, args.save_total_limit = FakeRun(), 2
-    trainer.state.global_step, trainer.state.best_model_checkpoint = 5, str(tmp_path / "checkpoint-2")
+    gate.clear()
+    trainer.args.save_total_limit, trainer.state.global_step = 2, 5
+    trainer.state.best_model_checkpoint = str(tmp_path / "run" / "checkpoint-2")
     saver.write()
     # the run is interrupted, and the Trainer gets other arguments and another state
     trainer._mt_run, trainer.args = None, make_args(save_total_limit=1, overwrite_output_dir=True)
-    trainer._mt_events.state = TrainerState(global_step=0)
-    opened.set()
+    trainer.state = TrainerState(global_step=0)
+    gate.set()
     saver.wait()
-    assert names(tmp_path) == ["checkpoint-2", "checkpoint-5"]
+    assert names(trainer) == ["checkpoint-2", "checkpoint-5"]
+
+
+@pytest.fixture
+def unfinished(saver, gate):
+    """Returns the checkpoints of a run, of which one is being written in the background."""
+    gate.clear()
+    saver.write()
+    yield saver
+    gate.set()
+    wait_for_background()
+
+
+def test_a_signal_while_a_checkpoint_is_waited_for_does_not_forget_it(unfinished, trainer, gate):
+    def ends(signum, frame):
+        gate.set()
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGALRM, ends)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(SystemExit):
+            unfinished.wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    unfinished.wait()
+    assert names(trainer) == ["checkpoint-0"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_the_thread_that_it_does_not_have(unfinished):
+    if (child := os.fork()) == 0:
+        signal.alarm(10)
+        unfinished.wait()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# Written by several processes together
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def part(name, error=None):
+    """Returns a function that writes a file into a folder, and then fails with `error`."""
+
+    def write(folder):
+        Path(folder, name).touch()
+        if error is not None:
+            raise error
+
+    return write
+
+
+@pytest.fixture
+def together(make_trainer, monkeypatch):
+    """`together(*errors)` returns what each process raises, or None, if writing its part fails so, or not for None.
+
+    A thread stands for each process.
+    """
+
+    def together(*errors):
+        size = len(errors)
+        given, barrier = [None] * size, threading.Barrier(size, timeout=20)
+
+        def all_gather_object(of_all, thing, group):
+            given[group] = thing
+            barrier.wait()
+            of_all[:] = given
+            barrier.wait()
+
+        monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
+        monkeypatch.setattr(checkpoints, "writer_for", lambda trainer, states: trainer.writer)
+        trainers = [make_trainer(save_only_model=True) for _ in errors]
+        for rank, trainer in enumerate(trainers):
+            trainer.writer = Writer(part("rest"), part(f"part-{rank}", errors[rank]))
+            trainer._mt_processes = Processes(rank, size)
+            trainer._mt_processes.group = rank
+        with ThreadPoolExecutor(size) as pool:
+            saves = [pool.submit(trainer._mt_checkpoints.write) for trainer in trainers]
+            return [save.exception() for save in saves]
+
+    return together
+
+
+@pytest.mark.parametrize("errors", [(FULL, None), (None, FULL)], ids=["first", "second"])
+def test_a_disk_that_is_full_for_one_is_full_for_all(together, tmp_path, caplog, errors):
+    assert together(*errors) == [None, None]
+    assert os.listdir(tmp_path / "run") == []
+    assert caplog.text.count("checkpoint-0 could not be saved: the disk is full. There is none.") == 1
+
+
+def test_what_else_goes_wrong_in_one_ends_all(together, tmp_path):
+    first, second = together(None, KeyError("a fault of the program"))
+    assert isinstance(second, KeyError)
+    assert type(first) is AnotherProcessFailedError
+    assert str(first).startswith("Process 1 has failed, so this one, process 0, ends too. KeyError: ")
+    assert os.listdir(tmp_path / "run") == []

@@ -51,10 +51,7 @@ def test_the_reason_is_one_short_line(error, why):
         ('{"a": "x"}', "Expected `int`, got `str` - at `$[...]`"),
         ("[" * 100_000, "it is nested too deeply"),
         ('{"a": 1', "Expecting ',' delimiter: line 1 column 8 (char 7)"),
-        (
-            '{"a": 1' + "0" * 5000 + "}",
-            "Exceeds the limit (4300 digits)",
-        ),
+        ('{"a": 1' + "0" * 5000 + "}", "Exceeds the limit (4300 digits)"),
         ("\udcff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
     ],
     ids=["list", "type", "nested", "cut", "long", "bytes"],

@@ -141,11 +141,7 @@ def test_saves_are_numbered_in_their_order(make_checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("written", "newest", "told"),
     [
-        (
-            {2: 5000.0, 4: 5001.0, 6: 1400.0, 8: 1401.0},
-            8,
-            "the clock was set back, or another run wrote some of ",
-        ),
+        ({2: 5000.0, 4: 5001.0, 6: 1400.0, 8: 1401.0}, 8, "the clock was set back, or another run wrote some of "),
         ({90: 1.0, 10: 2.0}, 10, "checkpoint-10 was saved last, but {}/checkpoint-90 has a later"),
         ({2: 1.0, 10: 2.0}, 10, None),
     ],

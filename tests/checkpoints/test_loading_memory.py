@@ -64,8 +64,7 @@ def assert_loaded(model: nn.Module, saved: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "shard"),
-    [(llama, "100MB"), (llama, "5GB"), (lambda: llama(torch.bfloat16), "5GB"), (Embeddings, None)],
+    ("make", "shard"), [(llama, "100MB"), (llama, "5GB"), (lambda: llama(torch.bfloat16), "5GB"), (Embeddings, None)]
 )
 def test_resume_reads_weights_in_blocks_without_a_second_copy(make_args, mps, tmp_path, make, shard):
     saved, trainer = make(), Trainer(make(), make_args())

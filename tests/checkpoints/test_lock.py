@@ -78,21 +78,3 @@ def test_workers_that_outlive_a_killed_run_do_not_hold_its_lock(tmp_path):
 def test_a_folder_that_cannot_be_written_to_has_no_lock(tmp_path):
     with only_run_in(str(tmp_path / "missing")):
         pass
-
-
-def test_train_holds_it_while_it_runs_and_no_longer(make_trainer):
-    seen = []
-
-    def look(prediction):
-        seen.append(os.path.exists(os.path.join(trainer.args.output_dir, ".mps_trainer.lock")))
-        return {}
-
-    trainer = make_trainer({"compute_metrics": look}, max_steps=1, eval_strategy="steps", eval_steps=1)
-    trainer.train()
-    assert seen == [True]
-    assert os.listdir(trainer.args.output_dir) == []
-    with (
-        held_by_another_process(trainer.args.output_dir),
-        pytest.raises(MisconfigurationException, match="Another run"),
-    ):
-        trainer.train()

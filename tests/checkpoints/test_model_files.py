@@ -23,18 +23,6 @@ WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture
-def trained(make_trainer):
-    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=2)
-    trainer.train()
-    return trainer
-
-
-@pytest.fixture
-def folder(trained):
-    return os.path.join(trained.args.output_dir, "checkpoint-2")
-
-
 def shard(folder):
     tensors = load_file(os.path.join(folder, WEIGHTS))
     names = sorted(tensors)
@@ -53,19 +41,19 @@ def unpack(folder):
 
 @pytest.mark.parametrize("convert", [shard, unpack])
 @pytest.mark.parametrize("requested", ["name", True])
-def test_converted_weights_are_loaded_with_a_warning(make_trainer, trained, folder, caplog, convert, requested):
-    convert(folder)
-    again = make_trainer(max_steps=2, save_strategy="no")
-    again.train(resume_from_checkpoint=folder if requested == "name" else requested)
-    assert_same_weights(weights(trained.model), weights(again.model))
+def test_converted_weights_are_loaded_with_a_warning(trained, saved, caplog, convert, requested):
+    expected = load_file(os.path.join(saved, WEIGHTS))
+    convert(saved)
+    again = trained(resume=saved if requested == "name" else requested, max_steps=2, save_strategy="no")
+    assert_same_weights(expected, weights(again.model))
     [told] = [each.getMessage() for each in caplog.records if "converted" in each.getMessage()]
     new = "pytorch_model.bin" if convert is unpack else "model-00001-of-00002.safetensors and 1 more"
     assert f"{new} replaced model.safetensors, and there is no checksum to verify them" in told
 
 
-def test_nothing_is_told_of_weights_as_they_were_saved(make_trainer, folder, caplog):
-    open(os.path.join(folder, PICKLED), "wb").close()  # beside them, of no matter
-    make_trainer(max_steps=2).train(resume_from_checkpoint=folder)
+def test_nothing_is_told_of_weights_as_they_were_saved(trained, saved, caplog):
+    open(os.path.join(saved, PICKLED), "wb").close()  # beside them, of no matter
+    trained(resume=saved, max_steps=2)
     assert "converted" not in caplog.text
 
 
@@ -101,9 +89,9 @@ SPOILED = [
 
 
 @pytest.mark.parametrize(("spoil", "says"), SPOILED)
-def test_converted_weights_that_are_not_all_there_are_refused(make_trainer, folder, spoil, says):
-    spoil(folder)
-    assert says in refusal(make_trainer(max_steps=4).train, resume_from_checkpoint=folder)
+def test_converted_weights_that_are_not_all_there_are_refused(make_trainer, saved, spoil, says):
+    spoil(saved)
+    assert says in refusal(make_trainer(max_steps=4).train, resume_from_checkpoint=saved)
 
 
 @pytest.fixture
@@ -204,6 +192,34 @@ def test_weights_of_another_shape_are_another_models(make_model, tmp_path):
         loading.load_weights(make_model(), str(tmp_path))
 
 
+@pytest.mark.parametrize("place", ["folder", "link"])
+def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
+    optimizer = torch.optim.SGD([torch.ones(1)])
+    loading.load_states({loading.OPTIMIZER: optimizer}, str(tmp_path))
+    assert caplog.messages == [f"{tmp_path} has no optimizer.pt: this part of the run starts from the beginning."]
+    path = tmp_path / loading.OPTIMIZER
+    if place == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere")
+    said = refusal(loading.load_states, {loading.OPTIMIZER: optimizer}, str(tmp_path))
+    assert said == (
+        f"{path} is damaged and cannot be read: it is a folder, or a link that leads nowhere. Resume from another "
+        "checkpoint."
+    )
+
+
+@pytest.mark.parametrize(("error", "why"), [(KeyError("a"), "it has no 'a'"), (ValueError("one\ntwo"), "one")])
+def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, error, why):
+    class Refuses:
+        def load_state_dict(self, state):
+            raise error
+
+    torch.save({}, tmp_path / loading.SCHEDULER)
+    said = refusal(loading.load_states, {loading.SCHEDULER: Refuses()}, str(tmp_path))
+    assert said.startswith(f"{tmp_path / loading.SCHEDULER} does not belong to this run: {why}. Resume with the model")
+
+
 class WithBuffer(nn.Linear):
     _keys_to_ignore_on_save = None
 
@@ -235,18 +251,8 @@ def test_weights_are_read_even_where_there_are_adapters_too(make_model, tmp_path
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_the_bars_of_transformers_are_shown_again_if_they_were_before(make_args, bert, tmp_path, monkeypatch, shown):
-    before = transformers_logging.is_progress_bar_enabled()
-    inside = []
-    real = bert.save_pretrained
-    monkeypatch.setattr(
-        bert,
-        "save_pretrained",
-        lambda *args, **kwargs: (inside.append(transformers_logging.is_progress_bar_enabled()), real(*args, **kwargs)),
-    )
-    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
-    try:
-        writers.write_model_files(bert, None, make_args(), str(tmp_path))
-        assert transformers_logging.is_progress_bar_enabled() is shown
-    finally:
-        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()
-    assert inside == [False]
+    inside, is_shown, save = [], transformers_logging.is_progress_bar_enabled, bert.save_pretrained
+    monkeypatch.setattr(transformers_logging, "_tqdm_active", shown)
+    monkeypatch.setattr(bert, "save_pretrained", lambda *args, **how: inside.append(is_shown()) or save(*args, **how))
+    writers.write_model_files(bert, None, make_args(), str(tmp_path))
+    assert (inside, is_shown()) == ([False], shown)

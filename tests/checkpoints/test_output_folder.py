@@ -1,61 +1,28 @@
 """The folder that several processes write into, with the other processes played by the test."""
 
-import os
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import checkpoints
-from mps_trainer.checkpoints.output_folder import own_run_folder, require_shared
+from mps_trainer.checkpoints.output_folder import own_run_folder
 from mps_trainer.distributed import Processes
 from tests.conftest import refusal
 
-WHY = "each writes its part there"
 
+class Two(Processes):
+    """Two processes, of which the other one answers `theirs(thing)` when this one has `thing`."""
 
-class Played(Processes):
-    """Two processes; the other one answers with `theirs`."""
-
-    def __init__(self, rank: int = 0, *, theirs: object = None, first_did: object = None, size: int = 2) -> None:
-        super().__init__(rank, size)
-        self.theirs, self.first_did, self.asked = theirs, first_did, []
+    def __init__(self, theirs) -> None:
+        super().__init__(0, 2)
+        self.theirs = theirs
 
     def first_does(self, work):
-        return work() if self.is_first else self.first_did
+        return work()
 
     def gather(self, thing):
-        self.asked.append(thing)
-        return [thing, self.theirs] if self.is_first else [self.theirs, thing]
-
-
-@pytest.mark.parametrize("sees", [True, False])
-def test_another_process_looks_for_what_the_first_one_wrote_and_leaves_it(tmp_path, sees):
-    (tmp_path / "sign").touch()
-    processes = Played(1, theirs=True, first_did="sign" if sees else "of another machine")
-    if sees:
-        require_shared(str(tmp_path), processes, WHY)
-    else:
-        assert refusal(require_shared, str(tmp_path), processes, WHY).startswith(
-            "Process 1 does not see what process 0"
-        )
-    assert processes.asked == [sees]
-    assert os.listdir(tmp_path) == ["sign"]
-
-
-def test_a_process_that_does_not_see_what_the_first_one_writes_is_named(tmp_path):
-    require_shared(str(tmp_path / "run"), Processes(), WHY)
-    assert os.listdir(tmp_path) == []
-    processes = Played(theirs=True)
-    require_shared(str(tmp_path / "run"), processes, WHY)
-    assert processes.asked == [True]
-    said = refusal(require_shared, str(tmp_path / "run"), Played(theirs=False), WHY)
-    assert said == (
-        f"Process 1 does not see what process 0 writes into {tmp_path / 'run'}, and {WHY}. Give output_dir the path "
-        "of a folder that all machines share, or train on one machine."
-    )
-    assert os.listdir(tmp_path / "run") == []
+        return [thing, self.theirs(thing)]
 
 
 def settings(tmp_path, **values):
@@ -72,7 +39,7 @@ def test_a_second_run_is_refused_in_all_processes(tmp_path):
         pass
     said = refusal(
         own_run_folder(
-            str(tmp_path), settings(tmp_path, should_save=False), Played(theirs="Another run is there.")
+            str(tmp_path), settings(tmp_path, should_save=False), Two(lambda _: "Another run is there.")
         ).__enter__
     )
     assert said == (
@@ -98,21 +65,13 @@ SHARDED = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"
     ],
 )
 def test_all_have_to_see_the_folder_only_where_all_read_or_write_it(tmp_path, values, why):
-    class Apart(Played):
-        """The other process sees another folder, and no other run in it."""
-
-        def gather(self, thing):
-            return [thing, False if isinstance(thing, bool) else None]
-
-    if why is None:
-        with own_run_folder(str(tmp_path), settings(tmp_path, **values), Apart()):
+    # the other process sees another folder, and no other run in it
+    entered = own_run_folder(str(tmp_path), settings(tmp_path, **values), Two({True: False, None: None}.get))
+    if why is not None:
+        assert why in refusal(entered.__enter__)
+    else:
+        with entered:
             pass
-        return
-    with (
-        pytest.raises(MisconfigurationException, match=why),
-        own_run_folder(str(tmp_path), settings(tmp_path, **values), Apart()),
-    ):
-        pass
 
 
 @pytest.mark.parametrize("saves", [True, False])

@@ -4,18 +4,15 @@ import os
 
 import pytest
 
-from mps_trainer.checkpoints.folders import find_checkpoints
 from tests.conftest import assert_same_weights, callback, weights, without_times
 from tests.tiny import tiny
+
+from .conftest import names
 
 MANIFEST = "manifest.json"
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2}
 
 pytestmark = pytest.mark.every_device
-
-
-def names(trainer):
-    return [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)]
 
 
 @pytest.mark.parametrize("stop", [3, 5, 10])
@@ -42,23 +39,6 @@ def scores(*values):
 
 
 BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "metric_for_best_model": "score"}
-
-
-def test_limit_keeps_the_newest_and_the_best_which_is_loaded_at_the_end(trained):
-    seen = []
-    keep = callback(on_save=lambda model, **_: seen.append(weights(model)))
-    settings = {"max_steps": 5, "save_steps": 1, "save_total_limit": 2, "load_best_model_at_end": True, **BEST}
-    trainer = trained({"compute_metrics": scores(9.0, 8, 7, 6, 5), "callbacks": [keep]}, **settings)
-    assert_same_weights(weights(trainer.model), seen[0])
-    assert names(trainer) == ["checkpoint-1", "checkpoint-5"]
-    assert trainer.state.best_model_checkpoint == os.path.join(trainer.args.output_dir, "checkpoint-1")
-    assert trainer.state.best_metric == 9.0
-
-
-def test_best_strategy_saves_only_improvements(trained):
-    settings = {**BEST, "save_strategy": "best", "max_steps": 4}
-    trainer = trained({"compute_metrics": scores(1.0, 3.0, 2.0, 4.0)}, **settings)
-    assert names(trainer) == ["checkpoint-1", "checkpoint-2", "checkpoint-4"]
 
 
 @pytest.mark.parametrize("save_async", [True, False])
@@ -106,11 +86,6 @@ def test_best_checkpoint_is_never_an_earlier_runs(make_trainer, trained, caplog)
     assert again.state.best_global_step == 1  # evaluated, not saved; checkpoint-1 is the earlier run's
     assert again.state.best_model_checkpoint is None
     assert "the best evaluation, at step 1, has no checkpoint, so the last weights are kept. Give save" in caplog.text
-
-
-def test_metric_that_is_not_a_number_is_not_the_best(trained):
-    trainer = trained({"compute_metrics": scores(float("nan"), 1.0, 2.0)}, max_steps=3, save_steps=1, **BEST)
-    assert (trainer.state.best_metric, trainer.state.best_global_step) == (2.0, 3)
 
 
 @pytest.mark.parametrize("save_async", [True, False])

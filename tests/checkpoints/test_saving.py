@@ -26,51 +26,10 @@ from mps_trainer.hub import upload
 from tests.conftest import assert_same_weights, callback, refusal, weights
 from tests.tiny import tiny
 
+from .conftest import names
 from .test_resuming import BEST, scores
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 1e-2}
-
-
-def sentences(kind):
-    tokens = torch.randint(1, 50, (24, 6), generator=torch.Generator().manual_seed(0))
-    return [{"input_ids": row, "labels": row if kind == "BertForMaskedLM" else int(row.sum() % 2)} for row in tokens]
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    """Checkpoints get their names only while it is open."""
-    opened = threading.Event()
-    opened.set()
-
-    commit = folders.commit
-    monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
-    return opened
-
-
-def names(trainer):
-    return [os.path.basename(folder) for folder in find_checkpoints(trainer.args.output_dir)]
-
-
-def contents(trainer):
-    return {os.path.basename(folder): set(os.listdir(folder)) for folder in find_checkpoints(trainer.args.output_dir)}
-
-
-@pytest.mark.parametrize("kind", ["plain", "BertForSequenceClassification", "BertForMaskedLM"])
-def test_the_files_are_the_same_as_those_written_while_training_waits(trained, make_model, tmp_path, kind):
-    def run(save_async):
-        model = make_model() if kind == "plain" else tiny(kind)
-        data = {} if kind == "plain" else {"train_dataset": sentences(kind), "eval_dataset": None}
-        folder = str(tmp_path / str(save_async))
-        trainer = trained({"model": model, **data}, output_dir=folder, save_async=save_async, **SAVING)
-        return trainer
-
-    beside, waited = run(True), run(False)
-    assert contents(beside) == contents(waited)
-    for one, other in zip(*(find_checkpoints(trainer.args.output_dir) for trainer in (beside, waited)), strict=True):
-        assert_same_weights(*(load_file(os.path.join(folder, "model.safetensors")) for folder in (one, other)))
-        for name in ("optimizer.pt", "scheduler.pt"):
-            mine, theirs = (torch.load(os.path.join(folder, name), weights_only=True) for folder in (one, other))
-            assert str(mine) == str(theirs)
 
 
 @pytest.mark.every_device
@@ -159,9 +118,9 @@ class Completes(TrainerCallback):
         self.steps.append(state.global_step)
 
 
-class Overrides(Trainer):
-    def _save(self, output_dir=None, state_dict=None):
-        super()._save(output_dir, state_dict)
+def overriding(name):
+    """Returns a subclass that overrides a method and calls it."""
+    return type("Own", (Trainer,), {name: lambda self, *args: getattr(Trainer, name)(self, *args)})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +129,7 @@ class Overrides(Trainer):
         ({}, {}, True),
         ({"callbacks": [HearsSaves()]}, {}, False),
         ({}, {"disable_tqdm": False}, True),
-        ({"kind": Overrides}, {}, False),
+        ({"kind": overriding("_save")}, {}, False),
         ({}, {"save_async": False}, False),
         ({}, {"save_on_each_node": True}, False),
     ],
@@ -221,14 +180,13 @@ def test_a_checkpoint_that_a_callback_saves_is_told_as_complete(make_trainer):
     assert completes.seen == [("checkpoint-1", None, True)]
 
 
-class Pushes(Trainer):
-    def _push_from_checkpoint(self, checkpoint_folder):
-        super()._push_from_checkpoint(checkpoint_folder)
-
-
 @pytest.mark.parametrize(
     ("trainer", "beside"),
-    [({}, True), ({"callbacks": [callback(on_push_begin=dict)]}, False), ({"kind": Pushes}, False)],
+    [
+        ({}, True),
+        ({"callbacks": [callback(on_push_begin=dict)]}, False),
+        ({"kind": overriding("_push_from_checkpoint")}, False),
+    ],
     ids=["safe", "on_push_begin is listened to", "overridden"],
 )
 def test_a_checkpoint_is_uploaded_once_it_is_complete(make_trainer, monkeypatch, trainer, beside):
@@ -251,7 +209,8 @@ def test_a_checkpoint_that_is_saved_by_hand_goes_where_the_arguments_say_now(tra
     (tmp_path / "later" / "tmp-checkpoint-2" / "of a killed run").mkdir(parents=True)
     trainer._save_checkpoint(trainer.model, None)
     assert os.listdir(tmp_path / "later") == ["checkpoint-2"]
-    assert set(os.listdir(tmp_path / "later" / "checkpoint-2")) == contents(trainer)["checkpoint-2"]
+    by_hand, in_run = (set(os.listdir(tmp_path / name / "checkpoint-2")) for name in ("later", "run"))
+    assert by_hand == in_run - {"loop_state.json"}
 
 
 # A disk that does not take it
@@ -276,31 +235,33 @@ def small_files(monkeypatch):
     signal.signal(signal.SIGXFSZ, handler)
 
 
-class LimitFrom(TrainerCallback):
-    """From one step to another no file may be larger than some bytes."""
+def limited(limit, first, last, size):
+    """Returns a callback that lets no file be larger than some bytes from one step to another."""
 
-    def __init__(self, limit, first, last, size):
-        self.limit, self.first, self.last, self.size = limit, first, last, size
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step in (self.first, self.last):
+    def change(state, **_):
+        if state.global_step in (first, last):
             wait_for_background()  # what was begun before
-        if state.global_step == self.first:
-            self.limit(self.size)
-        if state.global_step == self.last:
-            self.limit(None)
+            limit(size if state.global_step == first else None)
+
+    return callback(on_step_end=change)
 
 
 @pytest.mark.parametrize(("save_async", "hears_saves"), [(True, False), (False, False), (True, True)])
-@pytest.mark.parametrize("size", [100, 700, 3000], ids=["weights", "optimizer", "late"])
+@pytest.mark.parametrize(
+    ("size", "best"),
+    [(100, (9, 1, 2, 3)), (700, (8, 9, 1, 2)), (3000, (8, 1, 9, 2))],
+    ids=["weights", "optimizer", "late"],
+)
 def test_training_goes_on_with_the_last_checkpoint_when_the_disk_is_full(
-    make_trainer, trained, small_files, caplog, save_async, hears_saves, size
+    make_trainer, trained, small_files, caplog, save_async, hears_saves, size, best
 ):
-    settings = {**SAVING, "max_steps": 8, "save_async": save_async, "logging_strategy": "no"}
+    settings = {**SAVING, **BEST, "max_steps": 8, "save_async": save_async, "logging_strategy": "no", "eval_steps": 2}
     completes, saves = Completes(), HearsSaves()
-    callbacks = [completes, LimitFrom(small_files, 4, 7, size), *([saves] if hears_saves else [])]
-    trainer = trained({"callbacks": callbacks}, **settings)
+    callbacks = [completes, limited(small_files, 4, 7, size), *([saves] if hears_saves else [])]
+    trainer = trained({"callbacks": callbacks, "compute_metrics": scores(*best)}, **settings)
     assert names(trainer) == ["checkpoint-2", "checkpoint-8"]
+    assert trainer.state.best_global_step == best.index(9) * 2 + 2
+    assert os.path.basename(trainer.state.best_model_checkpoint) == "checkpoint-2"  # the best one that was saved
     assert completes.seen == [("checkpoint-2", None, True), ("checkpoint-8", None, True)]
     assert saves.steps == ([2, 8] if hears_saves else [])
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -308,7 +269,8 @@ def test_training_goes_on_with_the_last_checkpoint_when_the_disk_is_full(
     assert "checkpoint-4 could not be saved: " in told[0].getMessage()
     assert f"The last one is {find_checkpoints(trainer.args.output_dir)[0]}." in told[0].getMessage()
     assert not [name for name in os.listdir(trainer.args.output_dir) if name.startswith("tmp")]
-    assert make_trainer(**settings).train(resume_from_checkpoint=True).global_step == 8
+    again = make_trainer({"compute_metrics": scores(0)}, **settings)
+    assert again.train(resume_from_checkpoint=True).global_step == 8
 
 
 @pytest.mark.parametrize("save_async", [True, False])
@@ -318,21 +280,22 @@ def test_a_last_checkpoint_that_failed_is_tried_once_more(make_trainer, small_fi
         wait_for_background()
         small_files(None)
 
-    callbacks = [LimitFrom(small_files, 6, -1, 100), callback(on_epoch_end=free)]
+    callbacks = [limited(small_files, 6, -1, 100), callback(on_epoch_end=free)]
     trainer = make_trainer({"callbacks": callbacks}, **SAVING, save_async=save_async)
     assert trainer.train().global_step == 6
     assert names(trainer) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
 @pytest.mark.parametrize("save_async", [True, False])
-def test_a_last_checkpoint_that_cannot_be_saved_is_an_error_at_the_end(make_trainer, small_files, save_async):
-    trainer = make_trainer({"callbacks": [LimitFrom(small_files, 5, -1, 100)]}, **SAVING, save_async=save_async)
+def test_a_last_checkpoint_that_cannot_be_saved_is_an_error_at_the_end(
+    make_trainer, small_files, tmp_path, save_async
+):
+    (tmp_path / "run" / "checkpoint-9").mkdir(parents=True)  # another run's
+    trainer = make_trainer({"callbacks": [limited(small_files, 5, -1, 100)]}, **SAVING, save_async=save_async)
     said = refusal(trainer.train, kind=CheckpointError)
     small_files(None)  # pytest writes the result next, perhaps into a file
-    last = find_checkpoints(trainer.args.output_dir)[-1]
-    assert last.endswith("checkpoint-4")
-    assert "checkpoint-6 could not be saved: file too large." in said
-    assert f"The last one is {last}." in said
+    last = tmp_path / "run" / "checkpoint-4"
+    assert f"checkpoint-6 could not be saved: file too large. The last one is {last}." in said
     assert trainer.state.global_step == 6
     assert "train_loss" in trainer.state.log_history[-1]  # all else was done
 

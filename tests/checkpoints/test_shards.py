@@ -6,10 +6,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch import nn
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import shards
-from tests.conftest import refusal
+from mps_trainer.checkpoints.loading import OPTIMIZER, SCHEDULER, load_states, load_weights
+from mps_trainer.checkpoints.writers import shard_writer
+from tests.conftest import assert_same_weights, refusal, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -67,6 +70,75 @@ def test_a_disk_that_does_not_take_the_parts_is_an_error_of_the_disk(tmp_path, m
 
     monkeypatch.setattr(dcp.HuggingFaceStorageWriter, "write_data", full)
     assert "No space left" in refusal(shards.write, str(tmp_path), shards.WEIGHTS, TENSORS, kind=OSError)
+
+
+# Models and optimizers
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Linear(3, 3)
+        self.end = nn.Linear(3, 3)
+        self.end.weight = self.begin.weight
+
+
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Linear(3, 3)
+
+
+@pytest.fixture
+def write(make_trainer):
+    """`write(folder, model, states)` writes the shards of a model and of `states`, and what is beside them."""
+
+    def write(folder, model, states):
+        trainer = make_trainer({"model": model})
+        trainer._mt_processes.group = None  # that of all processes
+        writer = shard_writer(trainer, states)
+        writer.write_shards(str(folder))
+        writer.write(str(folder))
+        return str(folder)
+
+    return write
+
+
+class Counting(torch.optim.SGD):
+    """A kind of the user's own: keeps values that are no tensor, and a state beside those of the parameters."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"count": 3, "mean": parameter.detach().clone()}
+        self.state["all"] = {"mean": torch.tensor(5.0)}
+
+
+def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path, write):
+    model = Half()
+    optimizer, again = (Counting(model.parameters(), lr=0.1) for _ in range(2))
+    optimizer.step()
+    write(tmp_path, model, {OPTIMIZER: optimizer, SCHEDULER: torch.optim.lr_scheduler.StepLR(optimizer, 1)})
+    load_states({OPTIMIZER: again}, str(tmp_path))
+    found = again.state_dict()["state"]
+    assert [found[index]["count"] for index in (0, 1)] == [3, 3]
+    assert torch.equal(found[0]["mean"], model.begin.weight)
+    assert found["all"]["mean"] == 5
+
+
+def test_a_new_run_with_less_or_more_than_was_written_is_refused(write, tmp_path):
+    said = refusal(load_weights, Half(), write(tmp_path / "tied", Tied(), {}))
+    assert "another model: 0 parameters are missing and 1 is unexpected, for example end.bias." in said
+    said = refusal(load_weights, Tied(), write(tmp_path / "half", Half(), {}))
+    assert "1 parameter is missing and 0 are unexpected" in said
+
+
+def test_a_new_run_with_another_shape_is_refused_before_anything_is_loaded(write, tmp_path):
+    folder, model = write(tmp_path / "tied", Tied(), {}), Tied()
+    model.end.bias = nn.Parameter(torch.ones(4))
+    before = weights(model)
+    assert "end.bias has the shape [3] there and [4] in the model." in refusal(load_weights, model, folder)
+    assert_same_weights(weights(model), before)
 
 
 def test_an_older_torch_is_refused_with_its_version(monkeypatch):

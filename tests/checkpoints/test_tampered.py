@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,12 +19,10 @@ REMOVED = object()
 
 
 @pytest.fixture
-def saved(trained):
+def saved(saved):
     """A checkpoint without the manifest that would catch each change."""
-    trainer = trained(max_steps=2, save_strategy="steps", save_steps=2)
-    folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
-    os.remove(os.path.join(folder, manifest.NAME))
-    return folder
+    os.remove(os.path.join(saved, manifest.NAME))
+    return saved
 
 
 @pytest.fixture
@@ -44,12 +43,11 @@ def contents(folder):
     return {path: manifest.checksum(path) for path in paths if os.path.isfile(path)}
 
 
-def edit_json(folder, name=STATE, **values):
-    path = os.path.join(folder, name)
-    with open(path) as file:
-        content = json.load(file)
-    with open(path, "w") as file:
-        json.dump({**content, **values}, file)
+def edit_json(folder, name=STATE, change=id, **values):
+    path = Path(folder, name)
+    content = {**json.loads(path.read_text()), **values}
+    change(content)
+    path.write_text(json.dumps(content))
 
 
 def edit_tensors(folder, name, change):
@@ -202,13 +200,6 @@ def test_what_no_folder_can_be_called_is_refused(make_trainer, requested):
 # The manifest
 
 
-def rewrite(folder, change):
-    path = folder / manifest.NAME
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -231,6 +222,6 @@ def rewrite(folder, change):
 )
 def test_a_tampered_manifest_makes_no_checkpoint_whole(make_checkpoint, tmp_path, change):
     older, newer = make_checkpoint(5), make_checkpoint(6)
-    rewrite(newer, change)
+    edit_json(newer, manifest.NAME, change)
     assert manifest.fault(str(newer)).startswith(f"{manifest.NAME} is damaged")
     assert checkpoint_to_resume(True, str(tmp_path)) == str(older)

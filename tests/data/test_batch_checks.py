@@ -141,21 +141,11 @@ TWO_CLASSES = "BertForSequenceClassification has 2 classes, 0 to 1. "
 TEXT = {"input_ids": [3] * 5, "token_type_ids": [0] * 5, "labels": 0}
 TEXTS, IMAGE = {"input_ids": [3] * 5, "labels": [3] * 5}, {"pixel_values": torch.zeros(3, 4, 4), "labels": 0}
 OUTSIDE = {
-    "class": (
-        bert,
-        TEXT,
-        {"labels": 5},
-        f"5 in column 'labels', and {TWO_CLASSES}Number the classes from 0, or load",
-    ),
+    "class": (bert, TEXT, {"labels": 5}, f"5 in column 'labels', and {TWO_CLASSES}Number the classes from 0, or load"),
     "unlabelled": (bert, TEXT, {"labels": -1}, f"-1 in column 'labels', and {TWO_CLASSES}"),
     "token": (bert, TEXT, {"input_ids": [3, 3, 3, 3, 77]}, "77 at position 4 in column 'input_ids', and BertFor"),
     "type": (bert, TEXT, {"token_type_ids": [0, 0, 2, 0, 0]}, "2 at position 2 in column 'token_type_ids', and Bert"),
-    "causal": (
-        gpt2,
-        TEXTS,
-        {"labels": [3, 3, 40, 3, 3]},
-        "40 at position 2 in column 'labels', and GPT2LMHeadModel ",
-    ),
+    "causal": (gpt2, TEXTS, {"labels": [3, 3, 40, 3, 3]}, "40 at position 2 in column 'labels', and GPT2LMHeadModel "),
     "seq2seq": (bart, TEXTS, {"labels": [3, 40, 3, 3, 3]}, "40 at position 1 in column 'labels', and BartForConditi"),
     "image": (
         vit,

@@ -19,11 +19,7 @@ def table():
 
 @pytest.mark.parametrize(
     ("kind", "remove", "left"),
-    [
-        ("table", True, {"x", "labels"}),
-        ("list", True, {"x", "labels"}),
-        ("list", False, {"x", "labels", "idx"}),
-    ],
+    [("table", True, {"x", "labels"}), ("list", True, {"x", "labels"}), ("list", False, {"x", "labels", "idx"})],
 )
 def test_columns_that_forward_does_not_take_are_lost_unless_the_arguments_say_so(
     make_trainer, table, kind, remove, left

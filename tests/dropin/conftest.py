@@ -1,6 +1,10 @@
 """Runs of the same code with transformers' Trainer and with this package's."""
 
+import functools
 import inspect
+import operator
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +16,9 @@ import torch
 import transformers
 
 import mps_trainer
+from tests.conftest import callback, without_times
 from tests.tiny import tiny
 
-# Names with these words are measured, and differ from run to run.
-TIMES = ("runtime", "per_second", "preparation_time")
 # Its name in transformers 5.20, the last for Python 3.10, was the second.
 CHECKPOINTING = next(
     name
@@ -124,9 +127,25 @@ def texts(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str, An
     ]
 
 
-def lasting(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns `values` without those that are measured in seconds."""
-    return {name: value for name, value in values.items() if not any(word in name for word in TIMES)}
+def recorder(events: list[tuple], signal_at: int | None = None) -> transformers.TrainerCallback:
+    """Returns a callback that adds each event to `events`, and sends SIGTERM to this process at one of them.
+
+    An event has the position of the run, the arguments passed, and the flags that the control has set.
+    """
+
+    def note(event: str, args: Any, state: Any, control: Any, **given: Any) -> None:
+        given["optimizer"] = getattr(given["optimizer"], "optimizer", given["optimizer"])  # Accelerate wraps it
+        details = {
+            name: operator.length_hint(value, -1) if name.endswith("dataloader") else type(value).__name__
+            for name, value in given.items()
+        }
+        asked = sorted(name for name, value in vars(control).items() if value)
+        events.append((event, state.global_step, state.epoch, sorted(details.items()), asked))
+        if len(events) == signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    names = [name for name in dir(transformers.TrainerCallback) if name.startswith("on_")]
+    return callback(**{name: functools.partial(note, name) for name in names})
 
 
 def assert_close_weights(ours: Any, theirs: Any) -> None:
@@ -142,8 +161,8 @@ def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-5, resumed: bool =
         assert_same(ours.state.log_history, theirs.state.log_history, tolerance)
     elif isinstance(theirs, dict):
         assert (sorted if resumed else list)(ours) == (sorted if resumed else list)(theirs)
-        for name in lasting(theirs):
-            assert_same(ours[name], theirs[name], tolerance)
+        for name, value in without_times([theirs])[0].items():
+            assert_same(ours[name], value, tolerance)
     elif isinstance(theirs, (list, tuple)):
         assert (type(ours).__name__, len(ours)) == (type(theirs).__name__, len(theirs))
         for mine, other in zip(ours, theirs, strict=True):

@@ -5,7 +5,6 @@ import os
 import pytest
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 PROPERTIES = [
     "device", "num_processes", "process_index", "local_process_index", "is_main_process", "is_local_main_process",
@@ -22,22 +21,6 @@ def test_accelerator_has_properties_of_transformers(assert_same_runs, settings):
         assert isinstance(accelerator, Accelerator)
         kind = accelerator.distributed_type
         return {name: getattr(accelerator, name) for name in PROPERTIES}, kind == "NO", kind.value
-
-    assert_same_runs(run)
-
-
-@pytest.mark.parametrize("seedable", [True, False])
-def test_prepared_loader_has_order_of_transformers(assert_same_runs, seedable):
-    def run(library):
-        trainer = library.trainer(accelerator_config={"use_seedable_sampler": seedable}, seed=9)
-        data = TensorDataset(torch.arange(12))
-        loader = trainer.accelerator.prepare(DataLoader(data, batch_size=4, sampler=RandomSampler(data)))
-        orders = []
-        for epoch in range(2):
-            if hasattr(loader, "set_epoch"):
-                loader.set_epoch(epoch)
-            orders.append(torch.cat([batch[0] for batch in loader]).tolist())
-        return orders, len(loader), loader.total_batch_size
 
     assert_same_runs(run)
 

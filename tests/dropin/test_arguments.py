@@ -61,10 +61,7 @@ def test_setter_sets_fields_of_transformers(name, given, tmp_path):
 def test_setter_with_bad_value_changes_nothing():
     made = args()
     before = dataclasses.asdict(made)
-    for settings, said in (
-        ({"learning_rate": -1}, "learning_rate"),
-        ({CHECKPOINTING: 3}, "true or false"),
-    ):
+    for settings, said in (({"learning_rate": -1}, "learning_rate"), ({CHECKPOINTING: 3}, "true or false")):
         assert re.search(said, refusal(made.set_training, batch_size=99, **settings))
     assert dataclasses.asdict(made) == before
 

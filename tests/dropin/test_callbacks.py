@@ -1,35 +1,13 @@
 """transformers' own callbacks get the same events in the same order, and do the same."""
 
-import re
+import os
+import signal
 
 import pytest
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from tests import run_python
-
 from ..conftest import callback, refusal
-from .conftest import sentences
-
-EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
-
-
-class Recorder(TrainerCallback):
-    """Notes for each event the position of the run, the arguments passed, and the flags that the control has set."""
-
-    def __init__(self):
-        self.events = []
-
-    def note(self, event, args, state, control, **kwargs):
-        given = {
-            name: len(value) if name.endswith("dataloader") and value is not None else type(value).__name__
-            for name, value in kwargs.items()
-        }
-        asked = [name for name, value in vars(control).items() if value]
-        self.events.append((event, state.global_step, state.epoch, sorted(given.items()), sorted(asked)))
-
-
-for _event in EVENTS:
-    setattr(Recorder, _event, (lambda name: lambda self, *args, **kwargs: self.note(name, *args, **kwargs))(_event))
+from .conftest import recorder, sentences
 
 SETTINGS = {
     "steps": {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 3, "max_steps": 7},
@@ -46,18 +24,13 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_events_have_order_and_arguments_of_transformers(both, settings):
+def test_events_have_order_and_arguments_of_transformers(assert_same_runs, settings):
     def run(library):
-        recorder = Recorder()
-        library.trained(callbacks=[recorder], **settings).predict(sentences(8))
-        return recorder.events
+        events = []
+        library.trained(callbacks=[recorder(events)], **settings).predict(sentences(8))
+        return events
 
-    theirs, ours = both(run)
-    assert [event[:2] for event in ours] == [event[:2] for event in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        names = {"AcceleratedOptimizer": "AdamW"}  # Accelerate wraps the optimizer
-        other = (*other[:3], [(key, names.get(kind, kind)) for key, kind in other[3]], other[4])
-        assert mine == other
+    assert_same_runs(run)
 
 
 def test_default_callbacks_have_order_of_transformers(both):
@@ -141,36 +114,18 @@ def test_tensorboard_gets_same_scalars(assert_same_runs, monkeypatch):
     assert_same_runs(run)
 
 
-SIGNALLED = """
-import os, signal
-from transformers import TrainerCallback
-from {module} import Trainer, TrainingArguments
-from tests.dropin.conftest import bert_classifier, sentences
-
-class Ends(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
+def test_run_saves_before_it_ends_on_sigterm(library):
+    def end(state, **_):
         if state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-args = TrainingArguments({folder!r}, use_cpu=True, report_to="none", disable_tqdm=True, max_steps=200000,
-                         save_strategy="no", enable_jit_checkpoint=True)
-trainer = Trainer(bert_classifier(), args, train_dataset=sentences(), callbacks=[Ends()])
-for callback in trainer.callback_handler.callbacks:
-    if getattr(callback, "jit_manager", None):
-        callback.jit_manager.kill_wait = 0.2
-trainer.train()
-print("stopped at", trainer.state.global_step)
-"""
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("module", [pytest.param("transformers", marks=pytest.mark.acceptance), "mps_trainer"])
-def test_process_saves_before_it_ends_on_sigterm(tmp_path, module):
-    done = run_python("-c", SIGNALLED.format(module=module, folder=str(tmp_path / "run")))
-    assert done.returncode == 0, done.stderr
-    step = int(re.search(r"stopped at (\d+)", done.stdout)[1])
-    (saved,) = (tmp_path / "run").glob("checkpoint-*")
+    ends = callback(on_step_end=end)
+    trainer = library.trainer(callbacks=[ends], max_steps=200_000, logging_steps=1000, enable_jit_checkpoint=True)
+    for each in trainer.callback_handler.callbacks:
+        if getattr(each, "jit_manager", None):
+            each.jit_manager.kill_wait = 0.2
+    step = trainer.train().global_step
+    (saved,) = library.folder.glob("checkpoint-*")
     assert step - int(saved.name.removeprefix("checkpoint-")) in (0, 1)
+    assert {"model.safetensors", "optimizer.pt"} < {path.name for path in saved.iterdir()}
     assert not (saved / "checkpoint-is-incomplete.txt").exists()
-    assert (saved / "model.safetensors").is_file()
-    assert (saved / "optimizer.pt").is_file()

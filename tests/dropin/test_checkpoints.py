@@ -13,6 +13,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 import mps_trainer
+from tests.conftest import callback
 
 from .conftest import (
     CHECKPOINTING,
@@ -106,30 +107,32 @@ def test_checkpoint_has_files_and_states_of_transformers(both):
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_save_total_limit_keeps_same_checkpoints(assert_same_runs, limit):
+@pytest.mark.parametrize(
+    "callbacks", [[], [callback(on_save=dict)]], ids=["", "heard"]
+)  # training waits if it is heard
+def test_save_total_limit_keeps_same_checkpoints(assert_same_runs, limit, callbacks):
     def run(library):
         trainer = trained(
-            library, save_total_limit=limit, save_steps=1, eval_strategy="steps", eval_steps=1,
-            load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True,
+            library, callbacks=callbacks, save_total_limit=limit, save_steps=1, eval_strategy="steps", eval_steps=1,
+            load_best_model_at_end=True, learning_rate=1e-2,
         )  # fmt: skip
         best = Path(trainer.state.best_model_checkpoint).name
         return sorted(path.name for path in library.folder.glob("checkpoint-*")), best
 
-    assert_same_runs(run)
+    assert assert_same_runs(run)[1] == "checkpoint-1"
 
 
-class Tracker(TrainerCallback):
-    """Keeps what a tracker sends: output_dir in all forms of the arguments, and the path of the best checkpoint."""
+def tracker(sent):
+    """Returns a callback that keeps output_dir in all forms of the arguments, and the path of the best checkpoint."""
 
-    def __init__(self):
-        self.sent = []
-
-    def on_train_begin(self, args, state, control, **kwargs):
+    def begin(args, **_):
         paths = (args.to_dict(), args.to_sanitized_dict(), json.loads(args.to_json_string()))
-        self.sent.append([args.output_dir, *(values["output_dir"] for values in paths)])
+        sent.append([args.output_dir, *(values["output_dir"] for values in paths)])
 
-    def on_save(self, args, state, control, **kwargs):
-        self.sent.append([args.output_dir, state.best_model_checkpoint])
+    return callback(
+        on_train_begin=begin,
+        on_save=lambda args, state, **_: sent.append([args.output_dir, state.best_model_checkpoint]),
+    )
 
 
 @pytest.mark.parametrize("output_dir", ["out", "./out/", "deep/out", "."])
@@ -139,30 +142,15 @@ def test_relative_output_dir_stays_as_given(assert_same_runs, monkeypatch, outpu
     def run(library):
         library.folder.mkdir()
         monkeypatch.chdir(library.folder)
-        tracker = Tracker()
+        sent = []
         relative = dataclasses.replace(library, folder=output_dir)
-        trainer = trained(relative, max_steps=2, callbacks=[tracker], **best)
+        trainer = trained(relative, max_steps=2, callbacks=[tracker(sent)], **best)
         saved = json.loads((library.folder / output_dir / "checkpoint-2" / "trainer_state.json").read_text())
         again = trained(relative, os.path.join(output_dir, "checkpoint-1"), max_steps=2)
         paths = (trainer.args.output_dir, saved["best_model_checkpoint"], again.state.best_model_checkpoint)
-        return tracker.sent, trainer.state.best_model_checkpoint, paths
+        return sent, trainer.state.best_model_checkpoint, paths
 
     assert assert_same_runs(run)[0][0] == [output_dir] * 4
-
-
-def test_absolute_path_of_best_checkpoint_is_kept(assert_same_runs, monkeypatch):
-    best = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
-
-    def run(library):
-        library.folder.mkdir()
-        monkeypatch.chdir(library.folder)
-        first = trained(dataclasses.replace(library, folder=library.folder / "out"), max_steps=2, **best)
-        assert os.path.isabs(first.state.best_model_checkpoint)
-        relative = dataclasses.replace(library, folder="out")
-        again = trained(relative, os.path.join("out", "checkpoint-2"), max_steps=2, **best)
-        return os.path.relpath(again.state.best_model_checkpoint), again.model.state_dict()
-
-    assert_same_runs(run)
 
 
 def test_changed_arguments_are_logged_on_resume(both, caplog):

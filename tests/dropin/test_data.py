@@ -224,6 +224,7 @@ CASES = {
     "own_batches": Case(override=loaded_by(batch_sampler=Batches())),
     "own_stream": Case(FINITE, override=loaded_by(dataset=Stream, batch_size=BATCH)),
     "prepared": Case(override=loaded_by(is_prepared=True, **SEEDED)),
+    "prepared_not_seedable": Case(loading(use_seedable_sampler=False), override=loaded_by(is_prepared=True, **SEEDED)),
     "prepared_batches": Case(override=loaded_by(is_prepared=True, batch_sampler=Batches())),
     "prepared_sampled": Case(
         override=loaded_by(is_prepared=True, batch_sampler=BatchSampler(RandomSampler(rows()), BATCH, True))

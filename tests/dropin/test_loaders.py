@@ -125,12 +125,9 @@ def test_evaluation_loader_is_kept_only_if_its_workers_persist(library, persiste
     assert (trainer.get_eval_dataloader("a") is trainer.get_eval_dataloader("a")) == persistent
     assert trainer.get_eval_dataloader("a") is not trainer.get_eval_dataloader("b")
     assert len(trainer.get_eval_dataloader("b").dataset) == 6
-
-
-def test_persistent_loader_of_one_dataset_does_not_serve_another(tmp_path):
-    trainer = make(Library(mps_trainer, tmp_path), dataloader_num_workers=1, dataloader_persistent_workers=True)
-    assert len(trainer.get_eval_dataloader().dataset) == SIZE
-    assert len(trainer.get_eval_dataloader(rows(6)).dataset) == 6
+    if library.is_ours:  # transformers gives the loader of the first dataset again
+        trainer = make(library, **settings)
+        assert [len(trainer.get_eval_dataloader(data).dataset) for data in (None, rows(6))] == [SIZE, 6]
 
 
 def test_lowered_batch_size_reaches_the_train_loader_and_num_examples_counts_dataset_or_batches(library):

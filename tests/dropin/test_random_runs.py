@@ -6,16 +6,14 @@ RANDOM_RUNS=1000 sets the number of runs.
 import contextlib
 import os
 import random
-import signal
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 import mps_trainer
 from tests.conftest import Stream, accuracy, assert_same_weights, weights
 
-from .conftest import Library, assert_same, bert_classifier, gpt2, sentences, texts
+from .conftest import Library, assert_same, bert_classifier, gpt2, recorder, sentences, texts
 
 SEEDS = range(int(os.environ.get("RANDOM_RUNS", "12")))
 DRAWN = {
@@ -60,27 +58,6 @@ OURS = {
     "auto_find_batch_size": [True],
     "save_async": [False],
 }
-EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
-
-
-class Recorder(TrainerCallback):
-    """Keeps the order of events, and sends SIGTERM to this process at event number `signal_at`."""
-
-    def __init__(self, signal_at=None):
-        self.events, self.signal_at = [], signal_at
-
-
-def _record(name):
-    def event(self, args, state, control, **kwargs):
-        self.events.append((name, state.global_step, control.should_log, control.should_evaluate, control.should_save))
-        if len(self.events) == self.signal_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return event
-
-
-for _name in EVENTS:
-    setattr(Recorder, _name, _record(_name))
 
 
 def drawn(seed, *tables):
@@ -110,11 +87,11 @@ def test_run_with_random_arguments_is_that_of_transformers(assert_same_runs, see
     _, settings, make = drawn(seed)
 
     def run(library):
-        recorder = Recorder()
-        trainer = library.trainer(make(), callbacks=[recorder], **settings)
+        events = []
+        trainer = library.trainer(make(), callbacks=[recorder(events)], **settings)
         trainer.train()
         folders = sorted(os.listdir(library.folder)) if library.folder.exists() else []
-        result = [trainer.state.log_history, recorder.events, [name for name in folders if "checkpoint-" in name]]
+        result = [trainer.state.log_history, events, [name for name in folders if "checkpoint-" in name]]
         if settings.get("train_sampling_strategy") == "group_by_length":  # transformers shuffles its predictions
             return result
         predicted = trainer.predict(settings["eval_dataset"])
@@ -129,11 +106,11 @@ def test_run_with_random_arguments_that_signals_stop_equals_an_uninterrupted_one
     draw, settings, make = drawn(seed, OURS)
 
     def run(name, signal_at=None):
-        library = Library(mps_trainer, tmp_path / name)
-        trainer = library.trainer(make(), callbacks=[recorder := Recorder(signal_at)], **settings)
+        library, events = Library(mps_trainer, tmp_path / name), []
+        trainer = library.trainer(make(), callbacks=[recorder(events, signal_at)], **settings)
         trainer.train(resume_from_checkpoint=any(library.folder.glob("checkpoint-*")))
         logs = [entry for entry in trainer.state.log_history if "train_loss" not in entry]
-        return logs, weights(trainer.model), len(recorder.events)
+        return logs, weights(trainer.model), len(events)
 
     logs, trained, events = run("whole")
     for _ in range(2):

@@ -13,7 +13,7 @@ from accelerate.utils import set_seed
 import mps_trainer
 from tests.conftest import refusal
 
-from .conftest import bert_classifier, gpt2, texts
+from .conftest import bert_classifier
 
 PLACES = {
     "transformers": ["Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments"],
@@ -119,20 +119,6 @@ def test_accelerate_state_has_precision_of_arguments(replaced, tmp_path):
         args = transformers.TrainingArguments(str(tmp_path), **QUIET, bf16=bf16)
         transformers.Trainer(bert_classifier(), args)
         assert AcceleratorState().mixed_precision == ("bf16" if bf16 else "no")
-
-
-def test_run_with_replaced_names_has_losses_of_direct_import(replaced, tmp_path):
-    def losses(library, folder):
-        transformers.set_seed(0)
-        settings = {**QUIET, "max_steps": 2, "logging_steps": 1, "save_strategy": "no"}
-        args = library.TrainingArguments(str(tmp_path / folder), **settings)
-        trainer = library.Trainer(gpt2(), args, train_dataset=texts())
-        trainer.train()
-        return [entry.get("loss") for entry in trainer.state.log_history]
-
-    inside = losses(transformers, "inside")
-    replaced.undo()
-    assert losses(mps_trainer, "outside") == inside
 
 
 def test_arguments_of_transformers_own_class_are_refused_in_one_line(tmp_path):

@@ -8,13 +8,11 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.tiny import tiny
+from tests.tiny import WORDS, tiny, tokenizer_of_words
 
 from .conftest import assert_same
 
-WORDS = [f"w{i}" for i in range(40)]
 MODELS = {
     "sentences": "BertForSequenceClassification",
     "tokens": "BertForTokenClassification",
@@ -22,17 +20,6 @@ MODELS = {
     "masked": "BertForMaskedLM",
     "images": "ViTForImageClassification",
 }
-
-
-def make_tokenizer():
-    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
-    vocabulary = {word: i for i, word in enumerate([*special, *WORDS])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]",
-        cls_token="[CLS]", sep_token="[SEP]",
-    )  # fmt: skip
 
 
 def make_rows(task: str, count: int, draw: random.Random, tokenizer) -> datasets.Dataset:
@@ -72,7 +59,7 @@ def test_script_has_same_losses_metrics_and_files(both, monkeypatch, task):
     settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2, "learning_rate": 1e-3}
 
     def run(library):
-        draw, tokenizer = random.Random(0), None if task == "images" else make_tokenizer()
+        draw, tokenizer = random.Random(0), None if task == "images" else tokenizer_of_words()
         train, dev = (make_rows(task, count, draw, tokenizer) for count in (24, 10))
         trainer = library.trainer(
             tiny(MODELS[task], **sizes), train_dataset=train, eval_dataset=dev, processing_class=tokenizer,
@@ -86,11 +73,12 @@ def test_script_has_same_losses_metrics_and_files(both, monkeypatch, task):
         for split, metrics in (("train", result.metrics), ("eval", trainer.evaluate())):
             trainer.log_metrics(split, metrics)
             trainer.save_metrics(split, metrics)
+        trainer.save_metrics("test", {"score": 2.0}, combined=False)
         predictions = trainer.predict(dev).predictions
         trainer.create_model_card(model_name="tiny", finetuned_from="tiny", tags=[task], dataset="files")
         own = ("loop_state.json", "manifest.json")  # in each checkpoint, beside transformers' files
         files = {str(path.relative_to(library.folder)) for path in library.folder.rglob("*") if path.name not in own}
-        names = ("trainer_state.json", "all_results.json", "config.json")
+        names = ("trainer_state.json", "all_results.json", "train_results.json", "config.json")
         state, *read = (json.loads((library.folder / name).read_text()) for name in names)
         return (library.folder / "README.md").read_text(), files, predictions, state["log_history"], read
 

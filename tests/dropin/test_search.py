@@ -6,7 +6,7 @@ import pytest
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
 
 import mps_trainer
-from tests.conftest import refusal
+from tests.conftest import callback, refusal
 
 from .conftest import Library, bert_classifier
 
@@ -32,10 +32,19 @@ def search(trainer, **settings):
 
 def test_search_finds_best_run_of_transformers_in_same_folders(assert_same_runs):
     def run(library):
-        best = search(make(library), hp_name=lambda trial: f"try-{trial.number}")
-        return best, sorted(str(path.relative_to(library.folder)) for path in library.folder.glob("*/checkpoint-*"))
+        def note(state, **_):
+            trials.append((state.is_hyper_param_search, state.trial_name, state.trial_params))
 
-    assert len(assert_same_runs(run, 1e-4)[1]) == 8  # two epochs of four trials
+        trials = []
+        trainer = make(library, callbacks=[callback(on_train_begin=note)])
+        best = search(trainer, hp_name=lambda trial: f"try-{trial.number}")
+        return (
+            best,
+            trials,
+            sorted(str(path.relative_to(library.folder)) for path in library.folder.glob("*/checkpoint-*")),
+        )
+
+    assert len(assert_same_runs(run, 1e-4)[2]) == 8  # two epochs of four trials
 
 
 def test_search_continues_after_pruned_trial(library):

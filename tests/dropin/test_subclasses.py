@@ -149,23 +149,6 @@ def test_own_loss_gives_same_logs_and_no_warning(assert_same_runs, name):
     assert_same_runs(run)
 
 
-def test_own_prediction_step_gives_same_metrics(assert_same_runs):
-    def run(library):
-        class Step(library.module.Trainer):
-            def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-                inputs = self._prepare_inputs(inputs)
-                with torch.no_grad():
-                    logits = model(**{k: v for k, v in inputs.items() if k != "labels"}).logits
-                return None, logits.argmax(-1), inputs["labels"]
-
-        def accuracy(prediction):
-            return {"accuracy": (prediction.predictions == prediction.label_ids).mean()}
-
-        return library.trainer(kind=Step, eval_dataset=sentences(9), compute_metrics=accuracy).evaluate()
-
-    assert_same_runs(run)
-
-
 ATTRIBUTES = [
     "args", "model", "model_wrapped", "optimizer", "lr_scheduler", "state", "control", "callback_handler",
     "processing_class", "is_in_train", "accelerator", "data_collator", "train_dataset", "eval_dataset", "model_init",

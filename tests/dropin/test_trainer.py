@@ -1,11 +1,9 @@
 """Methods of the Trainer that scripts and subclasses call outside of `train()`."""
 
 import contextlib
-import json
 import os
 import shutil
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -97,20 +95,6 @@ def test_overridden_autocast_context_is_entered(make_trainer):
         assert inside == ["in"]
         assert not torch.is_autocast_enabled("cpu")  # autocast is around the model's forward alone
     assert inside == ["in", "out"]
-
-
-def test_save_metrics_writes_split_and_combined_files(make_trainer):
-    trainer = make_trainer()
-    trainer.save_metrics("train", {"loss": 0.5})
-    trainer.save_metrics("eval", {"score": 1.0})
-    trainer.save_metrics("test", {"score": 2.0}, combined=False)
-    found = {path.name: json.loads(path.read_text()) for path in Path(trainer.args.output_dir).iterdir()}
-    assert found == {
-        "train_results.json": {"loss": 0.5},
-        "eval_results.json": {"score": 1.0},
-        "test_results.json": {"score": 2.0},
-        "all_results.json": {"loss": 0.5, "score": 1.0},
-    }
 
 
 def test_parts_of_checkpoint_load_separately(make_trainer, trained):

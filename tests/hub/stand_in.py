@@ -32,9 +32,14 @@ class StandInHub(ThreadingHTTPServer):
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.folders = folders
         self.fails_at = ""  # requests whose path contains it get an error of the server
+        self.is_closed, self.ended = False, 0  # whether connections are ended at once, and how many were
         self.downloads: list[str] = []  # the names of the files that were sent
         # stop() waits as long as the pause between two looks at the stop flag
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        self.ended += self.is_closed
+        return not self.is_closed
 
     def __exit__(self, *error: object) -> None:
         self.stop()
@@ -74,11 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
         if action == "tree":
             is_recursive = "recursive=true" in self.path.lower()
             found = sorted((folder / inner).rglob("*") if is_recursive else (folder / inner).glob("*"))
-            return (
-                self._send_json([_entry(folder, path) for path in found])
-                if found
-                else self._error(404, "EntryNotFound")
-            )
+            if found:
+                return self._send_json([_entry(folder, path) for path in found])
+            return self._error(404, "EntryNotFound")
         files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         siblings = [{"rfilename": name} for name in files]
         name = repository.partition("/")[2]

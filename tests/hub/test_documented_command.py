@@ -114,7 +114,7 @@ def started_from(out: Path, model: Path) -> bool:
     return (trained[EMBEDDINGS].cpu() - before[EMBEDDINGS]).abs().max().item() < 0.01
 
 
-def test_it_trains_evaluates_and_saves(hub: StandInHub, env: dict[str, str], out: Path, served) -> None:
+def test_it_trains_evaluates_and_saves(hub, env, out, served):
     figures = results(run(env, out), out)
     assert (figures["train_samples"], figures["eval_samples"]) == (1500, 400)
     assert figures["epoch"] == EPOCHS
@@ -136,9 +136,7 @@ def test_it_trains_evaluates_and_saves(hub: StandInHub, env: dict[str, str], out
 
 
 @pytest.mark.acceptance  # three whole runs
-def test_a_second_run_downloads_nothing_and_a_third_needs_no_hub(
-    hub: StandInHub, env: dict[str, str], out: Path
-) -> None:
+def test_a_second_run_downloads_nothing_and_a_third_needs_no_hub(hub, env, out):
     first = results(run(env, out, *SHORT), out)
     assert hub.downloads
 
@@ -152,9 +150,7 @@ def test_a_second_run_downloads_nothing_and_a_third_needs_no_hub(
     assert third["train_loss"] == pytest.approx(first["train_loss"])
 
 
-def test_the_revision_asked_for_is_the_one_that_is_trained(
-    hub: StandInHub, env: dict[str, str], out: Path, served
-) -> None:
+def test_the_revision_asked_for_is_the_one_that_is_trained(env, out, served):
     results(run(env, out, *SHORT, "--model_revision", "v1"), out)
     assert started_from(out, served[f"models/{MODEL}", "v1"])
     assert not started_from(out, served[f"models/{MODEL}", "main"])
@@ -167,17 +163,13 @@ def test_the_revision_asked_for_is_the_one_that_is_trained(
         (("--model_name_or_path", "google-bert/nothing"), "google-bert/nothing"),
     ],
 )
-def test_a_model_or_revision_that_is_not_on_the_hub_is_named_in_one_line(
-    hub: StandInHub, env: dict[str, str], out: Path, more: tuple[str, str], named: str
-) -> None:
+def test_a_model_or_revision_that_is_not_on_the_hub_is_named_in_one_line(env, out, more, named):
     assert named in the_only_line(run(env, out, *more), out)
 
 
 @pytest.mark.acceptance
 @pytest.mark.parametrize(("path", "named"), [("model.safetensors", MODEL), ("nyu-mll/glue", "nyu-mll/glue")])
-def test_a_server_error_ends_in_one_line_and_a_later_run_succeeds(
-    hub: StandInHub, env: dict[str, str], out: Path, path: str, named: str
-) -> None:
+def test_a_server_error_ends_in_one_line_and_a_later_run_succeeds(hub, env, out, path, named):
     """The client retries metadata for 23 s, and goes through four names of weight files: 50 s at most."""
     hub.fails_at, begun = path, time.monotonic()
     assert named in the_only_line(run(env, out, *SHORT), out)
@@ -186,7 +178,15 @@ def test_a_server_error_ends_in_one_line_and_a_later_run_succeeds(
     results(run(env, out, *SHORT), out)
 
 
-def test_a_dataset_of_the_hub_can_be_named_instead_of_a_task(env: dict[str, str], out: Path) -> None:
+def test_a_hub_that_ends_connections_is_one_line_with_the_other_choices_and_without_retries(hub, env, out):
+    hub.is_closed = True
+    line = the_only_line(run(env, out), out)
+    for choice in ("hub", "--data_dir", "--train_file", "--embedded"):
+        assert choice in line
+    assert 1 <= hub.ended <= 2  # its client tries five times, waiting longer each time
+
+
+def test_a_dataset_of_the_hub_can_be_named_instead_of_a_task(env, out):
     words = ["--dataset_name", "nyu-mll/glue", "--dataset_config_name", "mrpc", "--model_name_or_path", MODEL]
     arguments = ["run_glue.py", *words, "--do_train", "--do_eval", "--output_dir", str(out), *SHORT]
     figures = results(run_python(*arguments, cwd=EXAMPLE, **env), out)

@@ -13,6 +13,7 @@ import pytest
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import build_device
 from tests import HUNG_AFTER, ROOT, run_python
+from tests.conftest import without_times
 
 SCRIPT = Path(__file__).with_name("train.py")
 TRAINERS = {
@@ -25,9 +26,6 @@ ON_MPS = ["sft", "bi_encoder"]
 ALONE = ["sft_4bit"] if importlib.util.find_spec("bitsandbytes") else []
 IN_BF16 = ["sft", "grpo", "bi_encoder"]  # TRL's default
 OWN_FILES = ("loop_state.json", "manifest.json")  # checkpoints have them beside transformers' files
-# Names with these words are measured, and differ from run to run.
-TIMES = ("runtime", "per_second", "step_time")
-
 missing = [name for name in (*TRAINERS, "datasets", "peft") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.integration,
@@ -56,20 +54,17 @@ def found(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "found.json").read_text())
 
 
-def numbers(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in log.items() if not any(t in key for t in TIMES)} for log in logs]
-
-
 def assert_same_figures(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Compares losses, gradient norms and metrics of the run, the resumed run and the evaluation."""
     assert len(ours["logs"]) == len(theirs["logs"]) >= 6
     for part in ("logs", "resumed"):
-        for mine, other in zip(numbers(ours[part]), numbers(theirs[part]), strict=True):
+        for mine, other in zip(without_times(ours[part]), without_times(theirs[part]), strict=True):
             if part == "resumed":
                 # It is of the whole run here; transformers divides the steps since the checkpoint by all steps.
                 mine.pop("train_loss", None), other.pop("train_loss", None)
             assert mine == pytest.approx(other, abs=1e-4)
-    assert numbers([ours["metrics"]]) == [pytest.approx(each, abs=1e-4) for each in numbers([theirs["metrics"]])]
+    mine, other = without_times([ours["metrics"], theirs["metrics"]])
+    assert mine == pytest.approx(other, abs=1e-4)
 
 
 # This is one test for all trainers, so that xdist starts the two processes once.

@@ -30,12 +30,10 @@ if "--stock" not in sys.argv:
 import torch
 import transformers
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import processors
 
-from tests.tiny import tiny
+from tests.tiny import WORDS, tiny, tokenizer_of_words
 
-WORDS = [f"w{i}" for i in range(40)]
-SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "<s>", "</s>"]
 CHAT = (
     "{% for message in messages %}{{ '<s> ' + message['content'] + ' </s> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s> ' }}{% endif %}"
@@ -53,16 +51,12 @@ DEVICES, KIND = {"": "cpu", "bf16": "cpu", "mps": "mps", "default": None}, ""
 
 def tokenizer(*, classifier: bool = False) -> Any:
     """Returns a tokenizer of words, with a template for chats; one for a BERT adds [CLS] and [SEP]."""
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*SPECIAL, *WORDS])}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = tokenizer_of_words()
     if classifier:
-        made.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "<s>", "eos_token": "</s>"}
-    if classifier:
-        special |= {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    ready = transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **special)
-    ready.chat_template = None if classifier else CHAT
-    return ready
+        made.backend_tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    else:
+        made.chat_template = CHAT
+    return made
 
 
 def llama(kind: Any = transformers.LlamaForCausalLM, **settings: Any) -> Any:

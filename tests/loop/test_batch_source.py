@@ -11,13 +11,7 @@ from mps_trainer.checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state,
 from mps_trainer.distributed import Processes
 from mps_trainer.loop.batch_source import BatchSource
 from mps_trainer.utils.overrides import Overrides
-
-
-@pytest.fixture(autouse=True)
-def generators_as_before():
-    before = rng_state()
-    yield
-    set_rng(before)
+from tests.checkpoints.test_rng import generators_as_before  # noqa: F401
 
 
 def noisy(rows):

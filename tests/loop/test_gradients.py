@@ -1,5 +1,7 @@
 """Gradients are clipped in the optimizer's step, unless somebody looks at them before or after it."""
 
+import functools
+
 import pytest
 import torch
 
@@ -14,13 +16,36 @@ def norm_of(model):
     return torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()]).item()
 
 
-@pytest.mark.parametrize("event", ["on_pre_optimizer_step", "on_optimizer_step"])
-def test_a_callback_sees_them_clipped_and_nothing_else_changes(trained, event):
+def in_event(norms, name):
+    return {"callbacks": [callback(**{name: lambda model, **_: norms.append(norm_of(model))})]}
+
+
+def in_method(norms):
+    class Looking(Trainer):
+        def _get_grad_norm(self, model, grad_norm=None):
+            norms.append(norm_of(model))
+            return super()._get_grad_norm(model, grad_norm)
+
+    return {"kind": Looking}
+
+
+def in_step(norms):
+    """A function in the place of the step."""
+
+    def wrap(model, optimizer, **_):
+        step = optimizer.step
+        optimizer.step = lambda *args, **kwargs: norms.append(norm_of(model)) or step(*args, **kwargs)
+
+    return {"callbacks": [callback(on_train_begin=wrap)]}
+
+
+EVENTS = [functools.partial(in_event, name=name) for name in ("on_pre_optimizer_step", "on_optimizer_step")]
+
+
+@pytest.mark.parametrize("look", [*EVENTS, in_method, in_step])
+def test_who_looks_sees_them_clipped_and_nothing_else_changes(trained, look):
     norms = []
-    watcher = callback(**{event: lambda model, **_: norms.append(norm_of(model))})
-    runs = []
-    for callbacks in ([], [watcher]):
-        runs.append(trained({"callbacks": callbacks}, max_steps=4, max_grad_norm=CLIP))
+    runs = [trained(given, max_steps=4, max_grad_norm=CLIP) for given in ({}, look(norms))]
     assert norms == pytest.approx([CLIP] * 4, rel=1e-4)
     torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
     assert min(logged(runs[0], "grad_norm")) > CLIP
@@ -41,9 +66,7 @@ def test_a_subclass_that_clips_itself_is_left_alone(trained):
         def _clip_grad_norm(self, model):
             return torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
 
-    runs = []
-    for kind in (Own, Trainer):
-        runs.append(trained({"kind": kind}, max_steps=3, max_grad_norm=1e-3))
+    runs = [trained({"kind": kind}, max_steps=3, max_grad_norm=1e-3) for kind in (Own, Trainer)]
     torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
 
 
@@ -62,29 +85,6 @@ def test_a_subclass_that_changes_clipped_gradients_has_its_way(trained):
     assert max(seen) <= CLIP + 0.01 * numbers**0.5  # clipped, and the noise on top
     assert min(seen) > CLIP
     assert min(logged(trainer, "grad_norm")) > 2 * max(seen)
-
-
-def test_a_subclass_that_looks_at_the_norm_sees_it_clipped(trained):
-    norms = []
-
-    class Looking(Trainer):
-        def _get_grad_norm(self, model, grad_norm=None):
-            norms.append(norm_of(model))
-            return super()._get_grad_norm(model, grad_norm)
-
-    trained({"kind": Looking}, max_steps=2, max_grad_norm=CLIP)
-    assert norms == pytest.approx([CLIP] * 2, rel=1e-4)
-
-
-def test_a_function_in_the_place_of_the_step_sees_them_clipped(make_trainer):
-    norms = []
-
-    def wrap(model, optimizer, **_):
-        step = optimizer.step
-        optimizer.step = lambda *args, **kwargs: norms.append(norm_of(model)) or step(*args, **kwargs)
-
-    make_trainer({"callbacks": [callback(on_train_begin=wrap)]}, max_steps=2, max_grad_norm=CLIP).train()
-    assert norms == pytest.approx([CLIP] * 2, rel=1e-4)
 
 
 def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(trained, make_model):

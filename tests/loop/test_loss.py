@@ -88,26 +88,19 @@ def test_batches_weigh_by_their_items():
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("LlamaForCausalLM", True), ("T5ForConditionalGeneration", False), ("BertForSequenceClassification", False)],
-)
-def test_a_causal_language_model_predicts_the_next_token(kind, expected):
-    model = tiny(kind)
-    assert shifts_labels(model) is expected
-    assert predicts_next_token(model) is expected
-    assert predicts_next_token(SimpleNamespace(_orig_mod=model)) is expected  # compiled
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
     [
         ("LlamaForCausalLM", [1.5, 3.0]),
         ("GPT2LMHeadModel", [1.5, 3.0]),  # no loss is known by its name
         ("XLMWithLMHeadModel", [5 / 3, 2.5]),  # its loss does not shift the labels
+        ("T5ForConditionalGeneration", [5 / 3, 2.5]),
+        ("BertForSequenceClassification", [5 / 3, 2.5]),
     ],
 )
 def test_batches_of_a_causal_language_model_weigh_by_the_labels_that_it_predicts(kind, expected):
-    batches = [{"labels": LABELLED}, {"labels": torch.tensor([[1, 2]])}]
-    assert loss_with(model=tiny(kind)).divisors(batches) == expected
+    batches, model = [{"labels": LABELLED}, {"labels": torch.tensor([[1, 2]])}], tiny(kind)
+    assert loss_with(model=model).divisors(batches) == expected
+    is_causal = kind.endswith(("CausalLM", "LMHeadModel"))
+    assert predicts_next_token(model) is predicts_next_token(SimpleNamespace(_orig_mod=model)) is is_causal
 
 
 @pytest.mark.parametrize("config", [{}, {"config": None}, {"config": SimpleNamespace()}])
@@ -407,10 +400,7 @@ class Inherits(Divides):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(
-    ("kind", "ignores"),
-    [(Divides, False), (Inherits, False), (OwnLoss, True)],
-)
+@pytest.mark.parametrize(("kind", "ignores"), [(Divides, False), (Inherits, False), (OwnLoss, True)])
 def test_a_run_warns_once_of_a_loss_that_ignores_the_number_of_items(make_trainer, kind, ignores, accumulation):
     settings = {"max_steps": 2, "gradient_accumulation_steps": accumulation}
     trainer = make_trainer({"model": Counts(), "kind": kind}, **settings)
@@ -422,16 +412,6 @@ def test_a_run_warns_once_of_a_loss_that_ignores_the_number_of_items(make_traine
     for text in warned:
         assert f"{kind.__name__}.compute_loss is assumed to divide by num_items_in_batch" in text
         assert "If it returns the mean of its batch, accumulated losses are too large: " in text
-
-
-@pytest.mark.parametrize("declared", [True, False])
-def test_a_class_that_says_how_its_loss_is_normalised_is_not_warned(make_trainer, declared):
-    kind = type("Says", (OwnLoss,), {"loss_is_scaled_for_ga": declared})
-    trainer = make_trainer({"model": Counts(), "kind": kind}, max_steps=1, gradient_accumulation_steps=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trainer.train()
-    assert trainer._mt_loss.is_normalised(8) is declared
 
 
 OUTPUTS, LABELS = {"loss": torch.tensor(6.0)}, torch.tensor([1])
@@ -482,7 +462,7 @@ def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(monkeypatc
     assert loss.may_use_items is accepted
     assert scaled(loss, LABELS) == (6 if both else 3)
     assert given == [8 if both else None]
-    assert scaled(loss) == 3  # the model's own loss
+    assert scaled(loss) == scaled(loss, LABELS, None) == 3  # the model's own loss, and one without the items
 
 
 @pytest.mark.filterwarnings("ignore:.*is assumed to divide")
@@ -495,12 +475,6 @@ def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(accepte
     loss.items_for_compute_loss(8)
     assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
     assert loss.scaled(OUTPUTS["loss"], None) == 3
-
-
-@pytest.mark.parametrize("name", ["compute_loss_func", "label_smoother"])
-def test_compute_loss_without_the_items_gives_the_mean_of_the_batch(name):
-    loss = loss_with(**{name: lambda outputs, labels, **_: outputs["loss"]})
-    assert (scaled(loss, LABELS, None), scaled(loss, LABELS)) == (3, 6)
 
 
 @pytest.mark.parametrize("name", ["compute_loss", "training_step", "get_batch_samples"])

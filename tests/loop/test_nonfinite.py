@@ -104,25 +104,20 @@ class TestTelling:
 
     def test_rows_are_told_in_later_epochs_and_after_a_resume(self, trained, tmp_path):
         settings = {"max_steps": 12, "save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 2}
-        seen = {}
-
-        class Recording(Trainer):
-            def get_batch_samples(self, epoch_iterator, num_batches, device):
-                batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-                seen[self.state.global_step] = [int(i) for batch in batches for i in batch["x"][:, 0]]
-                return batches, items
-
-        rows = [{"x": torch.full((4,), float(i)), "labels": 0} for i in range(40)]
-        trained({"kind": Recording, "train_dataset": rows}, **settings)
-        told = {}
+        seen, told = {}, {}
 
         class Asking(Trainer):
             def training_step(self, model, inputs, num_items_in_batch=None):
-                told[self.state.global_step] = self._mt_run.history.origin(self.state.global_step).rows
+                step = self.state.global_step
+                seen.setdefault(step, []).extend(map(int, inputs["x"][:, 0]))
+                told[step] = self._mt_run.history.origin(step).rows
                 return super().training_step(model, inputs, num_items_in_batch)
 
-        trained({"kind": Asking, "train_dataset": rows}, tmp_path / "run" / "checkpoint-4", **settings)
-        assert told == {step: seen[step] for step in range(4, 12)}
+        rows = [{"x": torch.full((4,), float(i)), "labels": 0} for i in range(40)]
+        for resume in (None, tmp_path / "run" / "checkpoint-4"):
+            seen.clear()
+            trained({"kind": Asking, "train_dataset": rows}, resume, **settings)
+            assert seen == {step: told[step] for step in range(4 if resume else 0, 12)}
 
 
 def test_telling_costs_no_wait(mps, make_trainer):

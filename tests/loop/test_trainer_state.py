@@ -1,21 +1,10 @@
 """The state of a run: at step 0, and as a checkpoint left it."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
-from transformers.trainer_callback import CallbackHandler, EarlyStoppingCallback
 
-from mps_trainer.callbacks.events import Events
-from mps_trainer.loop.trainer_state import init_state, load_callbacks
-
-
-@pytest.fixture
-def events(make_args):
-    args = make_args()
-    found = Events(SimpleNamespace(args=args))
-    found.handler = CallbackHandler([EarlyStoppingCallback(3)], None, None, None, None)
-    return found
+from mps_trainer.loop.trainer_state import init_state
 
 
 @pytest.fixture
@@ -32,40 +21,25 @@ def checkpoint(tmp_path):
     return make
 
 
-def trainer(events, args, load_callback_state=lambda: None):
-    return SimpleNamespace(_mt_events=events, args=args, _load_callback_state=load_callback_state)
-
-
-EARLY = {"args": {"early_stopping_patience": 9}, "attributes": {"early_stopping_patience_counter": 2}}
-
-
-def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(events, make_args, checkpoint):
-    folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}, of_another_release=1, max_steps=99)
-    init_state(trainer(events, make_args(), lambda: load_callbacks(events)), folder, 10)
-    assert (events.state.global_step, events.state.epoch, events.state.max_steps) == (4, 0.5, 10)
-    assert events.state.log_history == [{"loss": 1.0, "step": 4}]
-    [callback] = events.handler.callbacks
-    assert (callback.early_stopping_patience, callback.early_stopping_patience_counter) == (9, 2)
-    assert events.state.stateful_callbacks["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 9
-
-
 @pytest.mark.parametrize("where", ["its place", "beside", "nowhere"])
-def test_the_best_checkpoint_is_looked_for_in_its_place_then_beside(events, make_args, checkpoint, tmp_path, where):
+def test_the_best_checkpoint_is_looked_for_in_its_place_then_beside(make_trainer, checkpoint, tmp_path, where):
     best = tmp_path / "before" / "checkpoint-2"
     folder = checkpoint(best_model_checkpoint=str(best), best_metric=0.5, best_global_step=2)
     found = {"its place": best, "beside": tmp_path / "run" / "checkpoint-2", "nowhere": None}[where]
     if found is not None:
         found.mkdir(parents=True)
-    init_state(trainer(events, make_args()), folder, 10)
-    state = events.state
+    trainer = make_trainer()
+    init_state(trainer, folder, 10)
+    state = trainer.state
     assert state.best_model_checkpoint == (None if found is None else str(found))
     assert (state.best_metric, state.best_global_step) == ((None, None) if found is None else (0.5, 2))
 
 
 def test_a_relative_best_checkpoint_is_that_of_the_run_that_is_resumed(
-    events, make_args, checkpoint, tmp_path, monkeypatch
+    make_trainer, checkpoint, tmp_path, monkeypatch
 ):
     folder = checkpoint(best_model_checkpoint="run/checkpoint-2", best_metric=0.5, best_global_step=2)
+    trainer = make_trainer()
     of_another_run = tmp_path / "elsewhere" / "run" / "checkpoint-2"
     of_another_run.mkdir(parents=True)
     (tmp_path / "run" / "checkpoint-2").mkdir()
@@ -74,12 +48,13 @@ def test_a_relative_best_checkpoint_is_that_of_the_run_that_is_resumed(
         (tmp_path / "elsewhere", folder, str(tmp_path / "run" / "checkpoint-2")),
     ]:
         monkeypatch.chdir(working_folder)
-        init_state(trainer(events, make_args()), resumed, 10)
-        assert events.state.best_model_checkpoint == expected
+        init_state(trainer, resumed, 10)
+        assert trainer.state.best_model_checkpoint == expected
 
 
-def test_the_state_of_a_callback_that_is_not_there_is_told(events, caplog):
+def test_the_state_of_a_callback_that_is_not_there_is_told_and_not_kept(make_trainer, checkpoint, caplog):
     caplog.set_level("WARNING", logger="transformers.trainer")
-    events.state.stateful_callbacks = {"Gone": {"args": {}}}
-    load_callbacks(events)
+    trainer = make_trainer(restore_callback_states_from_checkpoint=True)
+    init_state(trainer, checkpoint(stateful_callbacks={"Gone": {"args": {}}}), 10)
     assert "The checkpoint has the state of a callback Gone, which this run does not have." in caplog.messages
+    assert trainer.state.stateful_callbacks.keys() == {"TrainerControl"}
