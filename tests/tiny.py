@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -31,3 +32,10 @@ def tiny(kind: Any, **settings: Any) -> Any:
     kind = getattr(transformers, kind) if isinstance(kind, str) else kind
     torch.manual_seed(0)
     return kind(kind.config_class(**{**SIZES, **OWN.get(kind.config_class.__name__, {}), **settings}))
+
+
+def with_lora(model: Any, mixed: bool = False, **settings: Any) -> Any:
+    """Returns a model with adapters of PEFT, the same each time."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    return peft.get_peft_model(model, peft.LoraConfig(**{"task_type": "CAUSAL_LM", "r": 2, **settings}), mixed=mixed)

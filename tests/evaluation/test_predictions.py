@@ -1,6 +1,7 @@
-"""Batches of an evaluation, and their predictions, which are those that transformers joins one by one."""
+"""Predictions of an evaluation, which are those that transformers joins one by one."""
 
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,6 @@ import torch
 from torch.utils._pytree import tree_flatten
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from mps_trainer.distributed import Processes
-from mps_trainer.evaluation.batches import in_step
 from mps_trainer.evaluation.predictions import Predictions, mean_loss
 
 
@@ -36,16 +35,13 @@ CASES = {
 }
 
 
-class Args:
-    """The arguments of an evaluation that matter here."""
-
-    def __init__(self, join=True, every=None):
-        self.eval_do_concat_batches, self.eval_accumulation_steps = join, every
+def empty(join=True, every=None):
+    return Predictions(SimpleNamespace(eval_do_concat_batches=join, eval_accumulation_steps=every))
 
 
 def collected(batches, join=True, every=None):
     """Returns the joined predictions of `batches`."""
-    kept = Predictions(Args(join, every))
+    kept = empty(join, every)
     for batch in batches:
         kept.add(None, 1, batch, None, None)
     return kept.arrays()[1]
@@ -69,7 +65,7 @@ def test_arrays_are_those_of_transformers(batches, join, every):
 
 
 def test_rows_are_sorted_into_the_order_of_the_dataset():
-    kept = Predictions(Args())
+    kept = empty()
     kept.add(torch.tensor(0.5), 3, torch.tensor([20, 0, 10]), torch.tensor([2, 0, 1]), torch.zeros(1))
     losses, predictions, labels, inputs = kept.arrays(np.array([2, 0, 1]))
     assert (predictions.tolist(), labels.tolist()) == ([0, 10, 20], [0, 1, 2])
@@ -96,9 +92,3 @@ def test_batches_are_copied_to_the_host_once(mps):
 )
 def test_the_mean_loss_leaves_out_what_is_not_finite(losses, finite_only, expected):
     assert mean_loss(None if losses is None else np.array(losses), finite_only) == expected
-
-
-def test_one_process_alone_has_its_batches_and_no_others():
-    """Several are in tests/distributed."""
-    assert list(in_step([1, 2], Processes())) == [(1, True), (2, True)]
-    assert list(in_step([], Processes())) == []

@@ -12,7 +12,7 @@ from mps_trainer.fit import estimate
 from mps_trainer.fit.fit_report import FitReport, RemedyResult
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import Classifier, assert_same_weights, examples, refusal, weights
-from tests.tiny import tiny
+from tests.tiny import tiny, with_lora
 
 WORDS, LENGTH = 2048, 48
 SIZES = {
@@ -26,8 +26,7 @@ def llama(**settings):
 
 
 def adapted():
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    return with_lora(llama(), r=8, target_modules="all-linear")
 
 
 def bert():

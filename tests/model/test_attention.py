@@ -13,6 +13,7 @@ from transformers import masking_utils
 from mps_trainer.model import attention
 from mps_trainer.model.attention import chunked_attention
 from mps_trainer.model.attention_masks import ChunkedMask, GivenMask, Reach, reach_of
+from tests.model.conftest import Results
 
 CAUSAL = masking_utils.causal_mask_function
 TEXTS = torch.tensor([[0] * 3 + [1] * 5 + [2] * 4, [0] * 7 + [1] * 5])
@@ -198,21 +199,10 @@ def test_dropout_drops_its_share_and_draws_the_same_again():
 
 
 def test_memory_grows_with_the_length_alone():
-    """The largest tensor that a pass makes."""
-
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            result = func(*args, **kwargs or {})
-            if isinstance(result, torch.Tensor):
-                self.size = max(self.size, result.numel())
-            return result
-
     sizes = []
     for length in (64, 128, 256):
         inputs = tensors(1, 2, 2, length, length, 4)
-        with Largest() as largest:
+        with Results() as results:
             gradients(chunked_attention(*inputs, chunked(CAUSAL, 1, length, length), 0.5), inputs)
-        sizes.append(largest.size)
+        sizes.append(max(shape.numel() for shape in results.shapes))
     assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(sizes))

@@ -12,7 +12,7 @@ from mps_trainer import Trainer
 from mps_trainer.model.patches import deferred_logits
 from mps_trainer.model.patches.deferred_logits import DeferredLogits
 from tests.conftest import callback, logged, refusal
-from tests.tiny import SIZES, tiny
+from tests.tiny import SIZES, tiny, with_lora
 
 pytestmark = pytest.mark.every_device
 WORDS = SIZES["vocab_size"]
@@ -39,7 +39,7 @@ def trained(make_trainer):
     """Trains with the chunked loss or without it, and returns losses and norms."""
 
     def train(model, on, trainer=None, **settings):
-        given = {"model": model, "train_dataset": rows(), "eval_dataset": rows(8), **(trainer or {})}
+        given = {"model": model, "train_dataset": rows(), **(trainer or {})}
         made = make_trainer(given, max_steps=3, chunked_cross_entropy=on, learning_rate=1e-2, **settings)
         made.train()
         return logged(made, "loss") + logged(made, "grad_norm")
@@ -85,14 +85,8 @@ def test_losses_and_gradients_are_those_with_logits(trained, made, kind, of_mode
 
 
 def test_with_an_adapter_the_head_has_no_gradient(trained, made):
-    peft = pytest.importorskip("peft")
-
-    def adapted():
-        torch.manual_seed(0)
-        return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=2))
-
-    model = adapted()
-    plain = trained(adapted(), False)
+    model = with_lora(llama())
+    plain = trained(with_lora(llama()), False)
     assert trained(model, True) == pytest.approx(plain, rel=1e-5, abs=1e-5)
     assert made
     assert model.get_base_model().lm_head.weight.grad is None

@@ -15,7 +15,7 @@ from mps_trainer.model.patches.norms import is_rms_norm, norms_in_few_kernels
 from mps_trainer.model.patches.positions import DECODERS, positions_made_once
 from mps_trainer.model.patches.rotary import is_rotation, rotations_in_few_kernels
 from mps_trainer.model.preparation import prepared_for_training
-from tests.tiny import tiny
+from tests.tiny import tiny, with_lora
 
 PATCHES = {"norms": norms_in_few_kernels, "rotary": rotations_in_few_kernels, "positions": positions_made_once}
 ALIKE = (
@@ -208,9 +208,7 @@ def test_packed_sequences_stay_apart():
 @pytest.mark.parametrize(("lora", "most"), [(False, 240), (True, 320)])
 def test_a_step_takes_few_operators_and_no_wait(mps, make_trainer, lora, most):
     model = make(hidden_size=64)
-    if lora:
-        peft = pytest.importorskip("peft")
-        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    model = with_lora(model, target_modules="all-linear") if lora else model
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 60, (32, 16))]
     settings = {"max_steps": 8, "per_device_train_batch_size": 4, "logging_steps": 100}
     counted = []

@@ -11,7 +11,7 @@ from mps_trainer.model.patches import unread_tokens
 from mps_trainer.model.patches.unread_tokens import CLASSIFIERS, last_layer, unread_tokens_skipped
 from mps_trainer.model.preparation import skips_unread_tokens
 from tests.conftest import weights
-from tests.tiny import tiny
+from tests.tiny import tiny, with_lora
 
 CLASSIFIER, WITH_HEAD = "BertForSequenceClassification", "RobertaForSequenceClassification"
 
@@ -296,9 +296,7 @@ def trained(make_trainer):
 
 
 def adapted(name=CLASSIFIER, **settings):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(6)
-    return peft.get_peft_model(made(name), peft.LoraConfig(task_type="SEQ_CLS", **settings))
+    return with_lora(made(name), task_type="SEQ_CLS", **settings)
 
 
 @pytest.mark.every_device
