@@ -56,7 +56,8 @@ def test_a_second_signal_ends_at_once():
 
 
 @pytest.mark.parametrize(
-    ("signum", "error", "said"), [(signal.SIGTERM, SystemExit, "143"), (signal.SIGINT, KeyboardInterrupt, "saved here")]
+    ("signum", "error", "said"),
+    [(signal.SIGTERM, SystemExit, "143"), (signal.SIGINT, KeyboardInterrupt, "saved here")],
 )
 def test_a_run_ends_as_its_signal_would_end_it_with_a_line_that_continues_no_bar(signum, error, said, capsys):
     stop = SignalHandler()

@@ -87,7 +87,11 @@ OTHER_SETTINGS = [
 @pytest.mark.parametrize(
     ("model", "data", "settings"),
     [
-        *((model, texts(**kind), {}) for model in (llama, mistral) for kind in ({}, {"padding": True}, {"packed": True})),
+        *(
+            (model, texts(**kind), {})
+            for model in (llama, mistral)
+            for kind in ({}, {"padding": True}, {"packed": True})
+        ),
         (bert, texts(), {}),
         (lambda: tiny("ViTForImageClassification", image_size=20, patch_size=4, num_labels=2), images(), {}),
         (lambda: with_lora(llama()), texts(), {}),
