@@ -43,10 +43,7 @@ def test_bfloat16_that_is_slow_is_warned_of(has, asked, warns, monkeypatch, capl
     monkeypatch.setattr(precision, "cpu_bfloat16", lambda: has)
     with caplog.at_level(logging.WARNING):
         precision.MixedPrecision(torch.device("cpu"), asked)
-    assert [record.message for record in caplog.records] == (
-        ["bf16=True on the CPU: this processor has no instructions for bfloat16, and takes 1.8 times as long as in "
-         "float32 with AVX-512, 11 times with AVX2. Leave bf16 out."] if warns else []
-    )  # fmt: skip
+    assert ("this processor has no instructions for bfloat16" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(("has", "faster"), [(True, "bf16=True is faster"), (False, "float32 is faster")])
