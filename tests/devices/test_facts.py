@@ -183,9 +183,6 @@ def test_the_version_of_macos_is_told_from_its_kernel_where_it_is_disguised(repo
     assert macos_version(reported, darwin) == version
 
 
-# --- what importing costs, and when torch read its switch ---------------------------------------------------------
-
-
 @pytest.fixture(autouse=True)
 def without_the_switch(monkeypatch):
     monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
@@ -259,9 +256,6 @@ def test_versions_are_compared_as_numbers():
     assert parse_version("2.13.0+cpu") == (2, 13)
     assert parse_version("26") == (26, 0)
     assert parse_version(None) == parse_version("unknown") == ()
-
-
-# --- what a report asks for, and a run does not --------------------------------------------------------------------
 
 
 def asked(name):

@@ -129,9 +129,6 @@ def test_a_malformed_variable_is_told_in_a_line(name, value, said):
     assert said in message
 
 
-# Those of `mlx.launch`
-
-
 def written(folder, content):
     file = folder / "hosts.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))

@@ -170,9 +170,6 @@ def test_an_unknown_accelerator_is_refused_with_the_accepted_ones(accelerator):
         assert f"'{accepted}'" in said
 
 
-# --- what the decision says --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("request_", "machine", "reason"),
     [
@@ -268,9 +265,6 @@ def test_a_gpu_that_is_not_wanted_or_not_there_stays_idle_silently():
         assert resolve(DeviceRequest(), MACHINES[machine]).idle is None
 
 
-# --- the number of devices ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("devices", SENSELESS, ids=repr)
 def test_a_request_for_no_devices_or_a_senseless_one_is_refused_everywhere(devices):
     for machine in ("linux", "linux_8_cuda", "linux_2_xpu", "m3_macos_15"):
@@ -303,9 +297,6 @@ def test_the_arguments_take_the_same_spellings_and_refuse_the_same(mps, words):
         _ = TrainingArguments("out", devices=2).device
     with pytest.raises(DeviceUnavailableError, match=r"^accelerator='cuda' was requested"):
         _ = TrainingArguments("out", accelerator="cuda").device
-
-
-# --- the processes of a launcher ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

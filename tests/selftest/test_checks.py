@@ -1,7 +1,5 @@
 """Each check passes on a device that works, and fails on one that is broken in the way that it looks for."""
 
-from __future__ import annotations
-
 import os
 import re
 from unittest import mock

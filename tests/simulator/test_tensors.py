@@ -157,9 +157,6 @@ def test_parameters_move_in_place(mps):
     assert not layer.cpu().weight.is_mps
 
 
-# Files
-
-
 def loaded(what: object, **settings: object):
     torch.save(what, file := io.BytesIO())
     file.seek(0)
