@@ -283,18 +283,6 @@ def rows(count=24, length=12):
         yield {"input_ids": tokens, "attention_mask": seen.long(), "labels": index % 2}
 
 
-@pytest.fixture
-def trained(make_trainer):
-    def run(model, **settings):
-        torch.manual_seed(6)
-        data = {"model": model, "train_dataset": list(rows()), "eval_dataset": list(rows())}
-        trainer = make_trainer(data, **{"max_steps": 3, "learning_rate": 1e-3, **settings})
-        trainer.train()
-        return trainer
-
-    return run
-
-
 def adapted(name=CLASSIFIER, **settings):
     return with_lora(made(name), task_type="SEQ_CLS", **settings)
 
@@ -313,9 +301,14 @@ def adapted(name=CLASSIFIER, **settings):
     ],
 )
 def test_a_run_learns_the_same_weights(make, settings, layers, trained, computed):
-    plain = trained(make(), **settings)
+    def run(**more):
+        torch.manual_seed(6)
+        data = {"model": make(), "train_dataset": [*rows()], "eval_dataset": [*rows()]}
+        return trained(data, max_steps=3, learning_rate=1e-3, **settings, **more)
+
+    plain = run()
     assert not computed
-    short = trained(make(), skip_unread_tokens=True, **settings)
+    short = run(skip_unread_tokens=True)
     assert len([each for each in computed if each[0] == 8]) == layers
     near = 1e-3 if "bf16" in settings else 1e-5
     torch.testing.assert_close(weights(short.model), weights(plain.model), atol=near, rtol=1e-4)
