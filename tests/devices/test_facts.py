@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import platform
 import re
 import sys
@@ -63,19 +64,6 @@ def raising(error):
         raise error
 
     return probe
-
-
-def test_the_facts_of_this_machine():
-    facts = gather_facts()
-    assert facts.system == platform.system()
-    assert facts.machine == platform.machine()
-    assert facts.os_version
-    assert facts.torch_version == torch.__version__
-    assert facts.mps_built == torch.backends.mps.is_built()
-    assert facts.cuda_count == torch.cuda.device_count()
-    assert facts.python_executable == sys.executable
-    assert facts.torch_error is None
-    assert facts.mps_allocation_ok == (facts.mps_available and facts.mps_allocation_error is None)
 
 
 TORCHRUN = {
@@ -330,6 +318,12 @@ def test_the_report_of_a_linux_machine():
 def test_the_report_of_this_machine(tmp_path, monkeypatch, mps):
     monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "not" / "there" / "yet"))
     facts = gather_all_facts()
+    assert (facts.system, facts.machine) == (platform.system(), platform.machine())
+    assert facts.os_version
+    assert (facts.torch_version, facts.torch_error) == (torch.__version__, None)
+    assert facts.mps_built == facts.mps_available == facts.mps_allocation_ok == facts.mps_simulated is True
+    assert facts.cuda_count == torch.cuda.device_count()
+    assert os.path.expanduser(facts.python_executable) == sys.executable
     assert facts.memory_bytes > 2**30
     assert facts.cache_free_bytes > 0
     assert facts.recommended_bytes > 0

@@ -183,10 +183,12 @@ def test_by_default_it_is_for_long_texts_on_mps(train, calls, monkeypatch, devic
     assert not calls.called
 
 
-def test_the_first_lines_name_it(train, make_model, capsys, device):
+def test_the_first_lines_and_the_report_name_it(train, make_model, device):
     described = {}
     for chunked in (None, True, False):
-        trainer = train(llama(max_position_embeddings=4096), texts(), chunked, 1)
+        trainer = train(llama(max_position_embeddings=4096), texts(), chunked, 1, report=True)
+        page = (Path(trainer.args.output_dir) / "report.html").read_text()
+        assert ('<th scope="row">attention</th><td>in chunks</td>' in page) is bool(chunked)
         described[chunked] = in_models.describe_attention(trainer.model, trainer.args)
     long = "attention in chunks for texts of 1,024 tokens or more"
     assert described == {None: long if device == "mps" else None, True: "attention in chunks", False: None}
@@ -194,12 +196,6 @@ def test_the_first_lines_name_it(train, make_model, capsys, device):
     trainer.args.chunked_attention = True
     for model in (make_model(), tiny("BloomForCausalLM")):  # without transformers' attention
         assert in_models.describe_attention(model, trainer.args) is None
-
-
-def test_the_report_names_it(train):
-    trainer = train(llama(), texts(), True, 1, report=True)
-    page = (Path(trainer.args.output_dir) / "report.html").read_text()
-    assert '<th scope="row">attention</th><td>in chunks</td>' in page
 
 
 def test_other_uses_of_a_mask_make_it_whole():
