@@ -57,6 +57,7 @@ class TestTelling:
     def test_it_is_told_once_at_each_log_or_at_the_end(self, trained, caplog, settings, times):
         trainer = trained({"train_dataset": with_bad_row()}, max_steps=10, **settings)
         assert len(warnings_of(caplog)) == times
+        assert times == 1 or "It is the first of 5 such steps since the last log." in warnings_of(caplog)[1]
         assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # which logging_nan_inf_filter saw to
 
     def test_a_gradient_between_two_logs_is_told(self, make_trainer, make_model, caplog):

@@ -133,18 +133,6 @@ def test_copies_made_in_a_run_have_heads_of_their_own(trained, made):
         assert model.lm_head.weight.grad is None
 
 
-def test_a_wrapper_that_others_put_around_the_head_stays(trained):
-    wrappers, model = [], llama()
-
-    def wrap(model, **_):
-        plain = model.lm_head.forward
-        wrappers.append(lambda hidden: plain(hidden))
-        model.lm_head.forward = wrappers[0]
-
-    trained(model, True, {"callbacks": [callback(on_train_begin=wrap)]})
-    assert model.lm_head.forward is wrappers[0]
-
-
 def test_a_model_that_its_user_compiled_trains(trained):
     plain = trained(llama(num_hidden_layers=1), False)
     model = llama(num_hidden_layers=1)
