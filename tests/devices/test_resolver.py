@@ -11,7 +11,6 @@ from transformers import HfArgumentParser
 
 from mps_trainer import DeviceUnavailableError, MisconfigurationException, MPSAccelerator, TrainingArguments
 from mps_trainer.devices import ACCELERATORS, DeviceRequest, resolve
-from mps_trainer.devices.accelerators.mps import NATIVE_PYTHON
 from tests.conftest import refusal
 from tests.devices.machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torchrun
 
@@ -127,22 +126,6 @@ def test_an_accelerator_that_cannot_run_is_an_error_with_cause_and_remedy(machin
     assert str(error) == f"{asked}: {error.cause}. What to do: {error.remedy}."
     assert cause in error.cause
     assert remedy in error.remedy
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_an_error_sends_to_another_python_only_where_the_python_is_emulated(machine, monkeypatch):
-    """Through the arguments, as a user meets it."""
-    facts = MACHINES[machine]
-    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **settings: facts)
-    emulated = facts.rosetta and not facts.mps_allocation_ok
-    for accelerator in ("mps", "gpu", "auto"):
-        try:
-            text = str(TrainingArguments("out", accelerator=accelerator).decision)
-        except MisconfigurationException as error:
-            text = str(error)
-            assert ("Rosetta emulates" in text) == emulated
-            assert ("x86_64 build" in text) == emulated
-        assert (NATIVE_PYTHON in text) == emulated
 
 
 @pytest.mark.parametrize(("machine", "cause", "remedy"), NOTHING_TRAINS)
