@@ -12,13 +12,10 @@ from mps_trainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 from mps_trainer.check import Support, trace_step
 
 from ..conftest import Classifier, Stream, accuracy, assert_same_weights, examples, refusal, weights
-from ..tiny import tiny
+from ..tiny import SIZES, tiny
 from .conftest import bad, names, reads, what_to_do
 
-
-@pytest.fixture
-def bert():
-    return tiny("BertForSequenceClassification")
+BERT = "BertForSequenceClassification"
 
 
 def sentences(count: int) -> list[dict]:
@@ -43,8 +40,13 @@ def sentences(count: int) -> list[dict]:
     ],
     ids=str,
 )
-def test_a_bert_is_ready(bert, make_trainer, settings):
-    data = {"model": bert, "train_dataset": sentences(48), "eval_dataset": sentences(8), "compute_metrics": accuracy}
+def test_a_bert_is_ready(make_trainer, settings):
+    data = {
+        "model": tiny(BERT),
+        "train_dataset": sentences(48),
+        "eval_dataset": sentences(8),
+        "compute_metrics": accuracy,
+    }
     report = trace_step(make_trainer(trainer=data, **settings))
     assert report.ready, report
     assert bad(report) == set()
@@ -162,18 +164,18 @@ def test_tensors_that_a_collator_gives_out_again_and_again_stay_as_they_are(make
     assert batch["x"].dtype is torch.float64
 
 
-def test_shapes_are_counted_over_the_batches_asked_for(bert, make_trainer):
+def test_shapes_are_counted_over_the_batches_asked_for(make_trainer):
     lengths = itertools.count(2)
 
     def ragged(items: list[dict]) -> dict:
         ids = torch.ones(len(items), next(lengths), dtype=torch.long)
         return {"input_ids": ids, "labels": torch.zeros(len(items), dtype=torch.long)}
 
-    parts = {"model": bert, "train_dataset": sentences(16), "eval_dataset": None, "data_collator": ragged}
+    parts = {"model": tiny(BERT), "train_dataset": sentences(16), "eval_dataset": None, "data_collator": ragged}
     report = trace_step(make_trainer(trainer=parts, remove_unused_columns=False), batches=5)
     assert [shapes["input_ids"] for shapes in report.batch_shapes] == ["int64[8, 2]", "int64[8, 3]"]
     gelu = next(use for use in report.operators if use.name == "aten::gelu")
-    assert (gelu.calls, gelu.distinct_shapes) == (2 * len(bert.bert.encoder.layer), 2)
+    assert (gelu.calls, gelu.distinct_shapes) == (2 * SIZES["num_hidden_layers"], 2)
     assert "Batch shapes in training: 2; mps compiles its graphs for each." in str(report)
     assert any("eval" in note for note in report.notes)
     assert any("2 batches, fewer than the 5" in note for note in report.notes)

@@ -2,7 +2,7 @@
 
 import collections
 import json
-import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,9 +58,8 @@ SAVABLE = {
 
 
 def state_of(trainer, step):
-    path = os.path.join(trainer.args.output_dir, f"checkpoint-{step}", "trainer_state.json")
-    with open(path) as file:
-        return json.load(file)
+    path = Path(trainer.args.output_dir, f"checkpoint-{step}", "trainer_state.json")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def warnings_of(caplog, name):
@@ -113,9 +112,9 @@ def test_a_best_metric_that_is_no_number_is_told_and_training_goes_on(make_train
 def test_metrics_that_are_no_numbers_are_shown_and_saved_as_far_as_they_can_be(make_trainer, capsys):
     trainer = make_trainer(max_steps=1)
     metrics = {"eval_score": np.ones(2), "eval_by_class": [0.5], "eval_loss": 0.5, "eval_thing": Thing()}
-    os.makedirs(trainer.args.output_dir, exist_ok=True)
+    folder = Path(trainer.args.output_dir)
+    folder.mkdir(exist_ok=True)
     trainer.log_metrics("eval", metrics)
     trainer.save_metrics("eval", metrics)
     assert "eval_thing    = a thing" in capsys.readouterr().out
-    with open(os.path.join(trainer.args.output_dir, "eval_results.json")) as file:
-        assert json.load(file) == {"eval_by_class": [0.5], "eval_loss": 0.5}
+    assert json.loads((folder / "eval_results.json").read_text()) == {"eval_by_class": [0.5], "eval_loss": 0.5}
