@@ -110,7 +110,6 @@ RESUME = "--resume_from_checkpoint out/checkpoint-5"
     ("argv", "way_on"),
     [
         ([""], "trainer.train(resume_from_checkpoint='out/checkpoint-5')"),
-        (["train.py", "config.json"], "trainer.train(resume_from_checkpoint='out/checkpoint-5')"),
         (
             ["my train.py", "--output_dir", "out", "--overwrite_output_dir", "--lr=1"],
             f"python3 'my train.py' --output_dir out --lr=1 {RESUME}",

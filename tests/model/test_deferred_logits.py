@@ -50,30 +50,25 @@ def trained(make_trainer):
 @pytest.fixture
 def made(monkeypatch):
     """The deferred logits that were made, and whether they were computed."""
-    found = []
-    new = DeferredLogits.__new__
-
-    def noted(*args):
-        found.append(new(*args))
-        return found[-1]
-
-    monkeypatch.setattr(DeferredLogits, "__new__", noted)
+    found, new = [], DeferredLogits.__new__
+    monkeypatch.setattr(DeferredLogits, "__new__", lambda *args: found.append(new(*args)) or found[-1])
     return found
 
 
+OTHER_SETTINGS = [{"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}, {"bf16": True}]
+
+
 @pytest.mark.parametrize(
-    ("kind", "of_model"),
+    ("kind", "of_model", "settings"),
     [
-        ("LlamaForCausalLM", {}),
-        ("LlamaForCausalLM", {"tie_word_embeddings": True}),
-        ("GPT2LMHeadModel", {}),
-        ("GemmaForCausalLM", {"head_dim": 8, "num_key_value_heads": 2}),
-        ("T5ForConditionalGeneration", {}),
-        ("BertForMaskedLM", {}),
+        ("LlamaForCausalLM", {}, {}),
+        ("LlamaForCausalLM", {"tie_word_embeddings": True}, {}),
+        ("GPT2LMHeadModel", {}, {}),
+        ("GemmaForCausalLM", {"head_dim": 8, "num_key_value_heads": 2}, {}),
+        ("T5ForConditionalGeneration", {}, {}),
+        ("BertForMaskedLM", {}, {}),
+        *((kind, {}, each) for kind in ("LlamaForCausalLM", "T5ForConditionalGeneration") for each in OTHER_SETTINGS),
     ],
-)
-@pytest.mark.parametrize(
-    "settings", [{}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}, {"bf16": True}], ids=str
 )
 def test_losses_and_gradients_are_those_with_logits(trained, made, kind, of_model, settings):
     near = 1e-2 if "bf16" in settings else 1e-5  # 8 bits

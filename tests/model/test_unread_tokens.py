@@ -30,9 +30,8 @@ def batch(size=3, length=6):
 
 @pytest.fixture
 def computed(monkeypatch):
-    """Counts the layers that are computed for the first token alone."""
-    calls = []
-    plain = unread_tokens._first_token
+    """The shapes of what comes to layers that are computed for the first token alone."""
+    calls, plain = [], unread_tokens._first_token
 
     def counted(layer, hidden, *args, **kwargs):
         calls.append(tuple(hidden.shape))
