@@ -1,6 +1,5 @@
 """Running out of memory ends in an error that says what held how much and what would help."""
 
-import gc
 import re
 
 import pytest
@@ -17,7 +16,6 @@ from tests.tiny import tiny
 @pytest.fixture
 def small(request):
     """A simulated device whose memory is `request.param`."""
-    gc.collect()  # tensors of other tests would count
     with on_device("mps", memory=request.param) as device:
         yield device
 
