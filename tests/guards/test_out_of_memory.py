@@ -133,12 +133,12 @@ def test_an_evaluation_in_a_run_goes_on_with_half_the_batch(small, make_trainer,
 class Fails(Classifier):
     """Raises an error in the third step."""
 
-    calls = 0
+    calls, error = 0, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes"
 
     def forward(self, x, labels=None):
         self.calls += 1
         if self.calls == 3:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+            raise RuntimeError(self.error)
         return super().forward(x, labels)
 
 
@@ -146,6 +146,13 @@ def test_the_error_describes_the_run_at_the_time_of_the_error(ends):
     error = ends(Fails(), examples(40), use_cpu=True)
     assert "in training in step 3." in str(error)
     assert error.memory.optimizer > error.memory.model > 0
+
+
+def test_other_errors_are_left_alone(make_trainer):
+    model = Fails()
+    model.error = "shapes do not fit"
+    trainer = make_trainer({"model": model}, auto_find_batch_size=True)
+    assert refusal(trainer.train, kind=RuntimeError) == "shapes do not fit"
 
 
 def test_memory_is_measured_from_the_tensors(mps, make_trainer):
