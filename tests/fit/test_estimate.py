@@ -66,14 +66,12 @@ def peak_of(trainer: Trainer) -> int:
 
 CASES = {
     "Llama": (llama, text, {}),
-    "Llama, bf16": (llama, text, {"bf16": True}),
     "Llama, accumulated": (llama, text, {"gradient_accumulation_steps": 2}),
     "Llama, checkpointed": (llama, text, {"gradient_checkpointing": True}),
     "Llama, attention in chunks": (llama, text, {"chunked_attention": True}),
     "Llama, LoRA": (adapted, text, {}),
     "Llama, LoRA, bf16": (adapted, text, {"bf16": True}),
     "BERT": (bert, sentence, {}),
-    "BERT, checkpointed": (bert, sentence, {"gradient_checkpointing": True}),
     "BERT, bf16": (bert, sentence, {"bf16": True}),
     "BERT, fp16": (bert, sentence, {"fp16": True}),
     "BERT, attention in chunks": (bert, sentence, {"chunked_attention": True}),
