@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -51,3 +52,10 @@ def tokenizer_of_words() -> Any:
     }
     special = {f"{name}_token": word for name, word in names.items()}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **special)
+
+
+def with_lora(model: Any, mixed: bool = False, **settings: Any) -> Any:
+    """Returns a model with adapters of PEFT, the same each time."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    return peft.get_peft_model(model, peft.LoraConfig(**{"task_type": "CAUSAL_LM", "r": 2, **settings}), mixed=mixed)

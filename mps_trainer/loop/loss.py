@@ -109,6 +109,11 @@ def _labels_in_loss(batch: Any, shifted: bool, names: Sequence[str] = ("labels",
     return labels[..., 1:] if shifted and labels.dim() > 1 else labels
 
 
+def _as_number(num_items: Any) -> Any:
+    """Returns a number of the host as a plain one, which losses of transformers need not copy to the device."""
+    return int(num_items) if not torch.is_tensor(num_items) or num_items.device.type == "cpu" else num_items
+
+
 class LossSurface(Protocol):
     """Names what `UpdateLoss` reads of a Trainer."""
 
@@ -300,10 +305,8 @@ class UpdateLoss:
             outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
             self.model_uses_items = watched.was_used
             return outputs
-        # the losses of transformers take a plain number as well, which need not travel to the device
-        is_on_host = not isinstance(num_items, torch.Tensor) or num_items.device.type == "cpu"
-        if is_on_host and type(base_model(model)).__module__.startswith("transformers."):
-            num_items = int(num_items)
+        if type(base_model(model)).__module__.startswith("transformers."):
+            num_items = _as_number(num_items)
         return model(**inputs, num_items_in_batch=num_items)
 
     def loss_of(self, model: nn.Module, outputs: Any, inputs: Mapping[str, Any], labels: Any, num_items: Any) -> Any:
@@ -319,7 +322,7 @@ class UpdateLoss:
         elif labels is not None and trainer.label_smoother is not None:
             self._computed_by = "label_smoother"
             is_given = num_items is not None and self.rule("label_smoother").divides_by_items
-            given = {"num_items_in_batch": num_items} if is_given else {}
+            given = {"num_items_in_batch": _as_number(num_items)} if is_given else {}
             loss = trainer.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **given)
         else:
             self._computed_by, loss = "model", loss_in_outputs(outputs, inputs)

@@ -12,18 +12,16 @@ from mps_trainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 from mps_trainer.check import Support, trace_step
 
 from ..conftest import Classifier, Stream, accuracy, assert_same_weights, examples, refusal, weights
-from ..tiny import tiny
+from ..tiny import SIZES, tiny
 from .conftest import bad, names, reads, what_to_do
 
-
-@pytest.fixture
-def bert():
-    return tiny("BertForSequenceClassification")
+BERT = "BertForSequenceClassification"
 
 
-def sentences(count: int, length: int = 6) -> list[dict]:
-    row = {"input_ids": list(range(1, length + 1)), "attention_mask": [1] * length}
-    return [{**row, "labels": i % 2} for i in range(count)]
+def sentences(count: int) -> list[dict]:
+    """Returns rows of six tokens, each second one padded."""
+    ids, mask = list(range(1, 7)), [[1] * 6, [1] * 4 + [0] * 2]
+    return [{"input_ids": ids, "attention_mask": mask[i % 2], "labels": i % 2} for i in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -42,11 +40,17 @@ def sentences(count: int, length: int = 6) -> list[dict]:
     ],
     ids=str,
 )
-def test_a_bert_is_ready(bert, make_trainer, settings):
-    data = {"model": bert, "train_dataset": sentences(48), "eval_dataset": sentences(8), "compute_metrics": accuracy}
+def test_a_bert_is_ready(make_trainer, settings):
+    data = {
+        "model": tiny(BERT),
+        "train_dataset": sentences(48),
+        "eval_dataset": sentences(8),
+        "compute_metrics": accuracy,
+    }
     report = trace_step(make_trainer(trainer=data, **settings))
     assert report.ready, report
     assert bad(report) == set()
+    assert report.blocking_reads == []  # transformers' own Trainer waits for the mask: test_reads finds its line
     assert {use.phase for use in report.operators} == {"forward", "backward", "optimizer", "evaluation"}
     assert report.exit_code == 0
     assert report.notes == []
@@ -70,10 +74,20 @@ class SomeRows(Classifier):
         return {"loss": picked.square().mean(), "logits": logits}
 
 
-def test_a_wait_in_the_gradient_of_the_models_loss_is_at_the_line_of_the_model(make_trainer):
-    report = trace_step(make_trainer(trainer={"model": SomeRows(), "eval_dataset": None}))
-    assert {read.phase for read in report.blocking_reads} == {"forward", "backward"}
-    assert {text.partition("# ")[2] for _, _, text in reads(report)} == {"the line to be named"}
+class Reading(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        value = loss[0] if return_outputs else loss
+        self.seen = value.item()  # somebody's own log
+        return loss
+
+
+def test_waits_in_the_losses_of_a_trainer_and_a_model_are_at_their_lines_in_the_gradient_too(make_trainer):
+    report = trace_step(make_trainer(trainer={"model": SomeRows(), "kind": Reading}))
+    found = {(read.phase, read.calls, read.where.text.partition("# ")[2]) for read in report.blocking_reads}
+    own = {(phase, 1, "somebody's own log") for phase in ("forward", "evaluation")}
+    assert found == own | {(phase, 1, "the line to be named") for phase in ("forward", "backward", "evaluation")}
+    assert report.ready
 
 
 def test_masks_of_a_generation_are_built_without_reading_from_the_device(make_args):
@@ -150,43 +164,18 @@ def test_tensors_that_a_collator_gives_out_again_and_again_stay_as_they_are(make
     assert batch["x"].dtype is torch.float64
 
 
-class Reading(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        value = loss[0] if return_outputs else loss
-        self.seen = value.item()  # somebody's own log
-        return loss
-
-
-def test_a_read_in_a_loss_of_one_s_own_is_found_with_its_line(make_trainer):
-    report = trace_step(make_trainer(trainer={"kind": Reading}))
-    assert {(read.phase, read.calls) for read in report.blocking_reads} == {("forward", 1), ("evaluation", 1)}
-    assert {text.partition("# ")[2] for _, _, text in reads(report)} == {"somebody's own log"}
-    assert report.ready
-
-
-def test_the_mask_of_a_padded_batch_is_made_without_a_read(bert, make_trainer):
-    """transformers' own Trainer does wait: test_reads finds the line of its models."""
-    rows = [
-        {"input_ids": [5] * n + [0] * (4 - n), "attention_mask": [1] * n + [0] * (4 - n), "labels": n % 2}
-        for n in (4, 3, 4, 2)
-    ]
-    report = trace_step(make_trainer(trainer={"model": bert, "train_dataset": rows, "eval_dataset": rows}))
-    assert report.blocking_reads == []
-
-
-def test_shapes_are_counted_over_the_batches_asked_for(bert, make_trainer):
+def test_shapes_are_counted_over_the_batches_asked_for(make_trainer):
     lengths = itertools.count(2)
 
     def ragged(items: list[dict]) -> dict:
         ids = torch.ones(len(items), next(lengths), dtype=torch.long)
         return {"input_ids": ids, "labels": torch.zeros(len(items), dtype=torch.long)}
 
-    parts = {"model": bert, "train_dataset": sentences(16), "eval_dataset": None, "data_collator": ragged}
+    parts = {"model": tiny(BERT), "train_dataset": sentences(16), "eval_dataset": None, "data_collator": ragged}
     report = trace_step(make_trainer(trainer=parts, remove_unused_columns=False), batches=5)
     assert [shapes["input_ids"] for shapes in report.batch_shapes] == ["int64[8, 2]", "int64[8, 3]"]
     gelu = next(use for use in report.operators if use.name == "aten::gelu")
-    assert (gelu.calls, gelu.distinct_shapes) == (2 * len(bert.bert.encoder.layer), 2)
+    assert (gelu.calls, gelu.distinct_shapes) == (2 * SIZES["num_hidden_layers"], 2)
     assert "Batch shapes in training: 2; mps compiles its graphs for each." in str(report)
     assert any("eval" in note for note in report.notes)
     assert any("2 batches, fewer than the 5" in note for note in report.notes)

@@ -37,12 +37,9 @@ def parsed(tmp_path, monkeypatch):
     [
         ("aten::bmm", Support.NATIVE),
         ("aten::mul.Tensor", Support.NATIVE),  # its structured delegate, mul.out, has the kernel
-        ("aten::mul_.Tensor", Support.NATIVE),
         ("aten::linear", Support.NATIVE),  # composite elsewhere
         ("aten::transpose.int", Support.COMPOSITE),
-        ("aten::reshape", Support.COMPOSITE),
         ("aten::_foreach_add.Scalar", Support.COMPOSITE),
-        ("aten::linalg_eigh", Support.COMPOSITE),
         ("aten::linalg_ldl_factor_ex", Support.COMPOSITE),  # structured, and its delegate has no kernel for mps
         ("aten::linalg_ldl_factor_ex.out", Support.FAILS),
         ("aten::linalg_lu_solve.out", Support.NATIVE),  # registered from Python

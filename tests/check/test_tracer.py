@@ -5,45 +5,26 @@ import json
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from mps_trainer.check import CoverageReport, DtypeProblem, OperatorUse, Support, Tracer, trace
 from mps_trainer.check.coverage_report import LargeProduct
 from tests import run_python
-from tests.conftest import refusal
+from tests.conftest import logged, refusal, weights
+from tests.tiny import tiny
 
 from .conftest import bad, names
 
 
-def train(steps: int = 3) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    torch.manual_seed(3)
-    layers = [
-        nn.Embedding(12, 8),
-        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True),
-        nn.Linear(8, 3),
-    ]
-    model = nn.Sequential(*layers)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(steps):
-        ids = torch.randint(0, 12, (4, 6))
-        loss = F.cross_entropy(model(ids).mean(1), ids[:, 0] % 3)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses, [parameter.detach() for parameter in model.parameters()]
+def test_what_is_computed_under_the_trace_is_what_is_computed_without_it(trained):
+    def run():
+        rows = [{"input_ids": [1 + i % 5, 7, 9], "labels": i % 2} for i in range(24)]
+        trainer = trained({"model": tiny("BertForSequenceClassification"), "train_dataset": rows}, max_steps=3)
+        return logged(trainer, "loss"), weights(trainer.model), torch.get_rng_state()
 
-
-def test_what_is_computed_under_the_trace_is_what_is_computed_without_it():
-    plain_losses, plain_weights = train()
-    generator = torch.get_rng_state()
+    plain = run()
     with Tracer() as tracer:
-        losses, weights = train()
-    assert torch.equal(torch.get_rng_state(), generator)
-    torch.testing.assert_close(losses, plain_losses)
-    torch.testing.assert_close(weights, plain_weights)
+        traced = run()
+    torch.testing.assert_close(traced, plain)
     assert names(tracer.report(), Support.NATIVE)
 
 

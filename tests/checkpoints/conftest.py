@@ -25,9 +25,9 @@ def saved(trained) -> str:
 @pytest.fixture
 def gate(monkeypatch):
     """Checkpoints are written only while it is open."""
-    opened, save = threading.Event(), writers.save
+    opened, save = threading.Event(), writers.write_model_files
     opened.set()
-    monkeypatch.setattr(writers, "save", lambda *args: (opened.wait(20), save(*args)))
+    monkeypatch.setattr(writers, "write_model_files", lambda *args: (opened.wait(20), save(*args)))
     return opened
 
 

@@ -13,14 +13,9 @@ import pytest
 import torch
 from transformers.trainer_callback import TrainerState
 
-<<<<<<< HEAD
-from mps_trainer.checkpoints import folders
-from mps_trainer.checkpoints.checkpoints import Checkpoints
-=======
 from mps_trainer.checkpoints import checkpoints
 from mps_trainer.checkpoints.checkpoints import wait_for_background
 from mps_trainer.checkpoints.writers import Writer
->>>>>>> h-tc
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import AnotherProcessFailedError
 from mps_trainer.loop.run import TrainingRun
@@ -69,44 +64,20 @@ def test_a_failed_save_does_not_replace_a_best_that_is_there(saver, trainer, tmp
     assert f"{folder} could not be saved: the disk is full. The last one is {kept}." in caplog.text
 
 
-<<<<<<< HEAD
-def test_a_failed_save_does_not_name_a_checkpoint_of_another_run(saver, trainer, tmp_path):
-    with_checkpoints(tmp_path, 9)
-    saver.find_stale(None)
-    saver._note_result(str(tmp_path / "checkpoint-3"), None, "the disk is full")
-    assert saver.unsaved.endswith("There is none.")
-
-
-def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_path):
-    saver._note_result(str(tmp_path / "checkpoint-2"), None, "the disk is full")
-    trainer._mt_run, trainer.state.global_step = FakeRun(), 3
-=======
 def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_path, monkeypatch):
     noted = []
     monkeypatch.setattr(trainer._mt_events, "note", lambda kind, text="": noted.append(kind))
     saver._note_result(str(tmp_path / "run" / "checkpoint-2"), None, "the disk is full")
     trainer.state.global_step = 3
->>>>>>> h-tc
     saver.write()
     saver.fire_on_save()
     saver.wait()
     assert noted == ["fault", "checkpoint"]
 
 
-<<<<<<< HEAD
-def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(
-    saver, trainer, args, make_args, tmp_path, monkeypatch
-):
-    opened = threading.Event()
-
-    commit = folders.commit
-    monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
-    with_checkpoints(tmp_path, 2, 4, 6)
-=======
 def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(saver, trainer, make_args, tmp_path, gate):
     for step in (2, 4, 6):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
->>>>>>> h-tc
     saver.find_stale(4)
     gate.clear()
     trainer.args.save_total_limit, trainer.state.global_step = 2, 5

@@ -71,8 +71,7 @@ def test_memory_is_that_of_the_process_in_bytes_and_on_mps_also_torchs(monkeypat
 
 
 def test_the_error_survives_a_process_boundary():
-    error = DeviceUnavailableError("message", "cause", "remedy")
-    copy = pickle.loads(pickle.dumps(error))
+    copy = pickle.loads(pickle.dumps(DeviceUnavailableError("message", "cause", "remedy")))
     assert (str(copy), copy.cause, copy.remedy) == ("message", "cause", "remedy")
 
 

@@ -111,22 +111,17 @@ def test_a_command_is_on_one_line_and_each_other_device_is_explained_once():
     assert printed.count("gives this process no Metal device") == 1
 
 
+LIMITS = "fails past {} of what Metal recommends, {} GiB ({}), unused memory is released past {}"
+
+
 @pytest.mark.parametrize(
     ("environment", "loaded_with", "said"),
     [
         ({}, False, "fallback off: an operator without a kernel for mps is an error"),
         ({FALLBACK: "1"}, True, "fallback on, set in time"),
         ({FALLBACK: "1"}, False, "fallback off: PYTORCH_ENABLE_MPS_FALLBACK was set too late"),
-        (
-            {},
-            False,
-            "fails past 1 of what Metal recommends, 12.0 GiB (memory_fraction), unused memory is released past 0.82",
-        ),
-        (
-            {HIGH: "0.5"},
-            False,
-            f"fails past 0.5 of what Metal recommends, 6.0 GiB ({HIGH}), unused memory is released past 0.41",
-        ),
+        ({}, False, LIMITS.format(1, "12.0", "memory_fraction", 0.82)),
+        ({HIGH: "0.5"}, False, LIMITS.format(0.5, "6.0", HIGH, 0.41)),
         ({HIGH: "0"}, False, f"limits none ({HIGH})"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_trainer.devices.known_faults import KNOWN_FAULTS, KnownFault, faults_to_warn_of, is_chip, known_faults
+from mps_trainer.devices.known_faults import KNOWN_FAULTS, KnownFault, faults_to_warn_of, known_faults
 
 BEFORE_2_15 = {193571}
 BEFORE_2_14 = {187521, 195910, 190056, 188756, *BEFORE_2_15}
@@ -22,6 +22,8 @@ ON_M1 = {177116, 195163}
         ("2.10.0", "15.0", "Apple M4 Max", {180201, *BEFORE_2_11}),
         ("2.11.0", "26.3", "Apple M3", {176767, 180201, 184180, *BEFORE_2_13}),
         ("2.13.0", "15.5", "Apple M1", {*ON_M1, *BEFORE_2_14}),
+        ("2.13.0", "15.5", "Apple M1 (Virtual)", {*ON_M1, *BEFORE_2_14}),
+        *(("2.13.0", "15.5", chip, BEFORE_2_14) for chip in ("Apple M10", "VirtualApple @ 2.50GHz", None)),
         ("2.13.0+cpu", "26.5", "Apple M3 Pro", BEFORE_2_14),
         ("2.13.0", "26.5", "Apple M5 Max", {180776, *BEFORE_2_14}),
         ("2.13.0", "26.0", "Apple M1 Max", {*ON_M1, 192934, *BEFORE_2_14}),
@@ -60,23 +62,6 @@ def test_each_is_bounded_or_harmless_and_says_what_to_do(fault):
     assert str(fault) == f"{fault.what} ({fault.repository.split('/')[1]} issue {fault.issue}): {fault.remedy}"
     assert not fault.what.endswith(".")
     assert not fault.remedy.endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("chip", "name", "same"),
-    [
-        ("Apple M1", "M1", True),
-        ("Apple M1 Max", "M1", True),
-        ("Apple M1 (Virtual)", "M1", True),
-        ("Apple M1 (Virtual)", "M1 (Virtual)", True),
-        ("Apple M1", "M1 (Virtual)", False),
-        ("Apple M10", "M1", False),
-        ("VirtualApple @ 2.50GHz", "M1", False),
-        (None, "M1", False),
-    ],
-)
-def test_a_chip_is_told_by_its_generation(chip, name, same):
-    assert is_chip(chip, (name,)) is same
 
 
 # The page says once: "Update torch or macOS to the end of the range, or use the workaround."

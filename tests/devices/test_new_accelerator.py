@@ -36,9 +36,7 @@ class PretendedAccelerator(Accelerator):
 
     @classmethod
     def torch_module(cls) -> SimpleNamespace:
-        return SimpleNamespace(
-            get_rng_state=cls.generator.clone, set_rng_state=cls.generator.copy_, empty_cache=lambda: None
-        )
+        return SimpleNamespace(get_rng_state=cls.generator.clone, set_rng_state=cls.generator.copy_)
 
 
 @pytest.fixture(autouse=True)

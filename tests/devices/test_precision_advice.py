@@ -31,23 +31,9 @@ def test_what_the_processor_says(system, flags, expected, monkeypatch):
     facts = MachineFacts(torch_version="2.13.0", python_version="3.11.7", cpu_bfloat16=expected)
     assert ("precision  bf16=True is faster" in screen(facts)) is bool(expected)
     assert ("precision" in screen(facts)) is (expected is not None)
+    assert {ACCELERATORS[kind].precision_advice(expected) for kind in ("mps", "cuda")} == {None}
     monkeypatch.setattr("mps_trainer.devices.probes.open", raising(FileNotFoundError()), raising=False)
     assert Probes().cpuinfo("flags") is None
-
-
-@pytest.mark.parametrize(
-    ("kind", "has", "begin"),
-    [
-        ("cpu", True, "bf16=True is faster: "),
-        ("cpu", False, "float32 is faster: this processor has no instructions for bfloat16"),
-        ("cpu", None, None),
-        ("mps", False, None),
-        ("cuda", True, None),
-    ],
-)
-def test_the_advice(kind, has, begin):
-    advice = ACCELERATORS[kind].precision_advice(has)
-    assert (advice is None) if begin is None else advice.startswith(begin)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +43,7 @@ def test_bfloat16_that_is_slow_is_warned_of(has, asked, warns, monkeypatch, capl
     monkeypatch.setattr(precision, "cpu_bfloat16", lambda: has)
     with caplog.at_level(logging.WARNING):
         precision.MixedPrecision(torch.device("cpu"), asked)
-    assert [record.message for record in caplog.records] == (
-        ["bf16=True on the CPU: this processor has no instructions for bfloat16, and takes 1.8 times as long as in "
-         "float32 with AVX-512, 11 times with AVX2. Leave bf16 out."] if warns else []
-    )  # fmt: skip
+    assert ("this processor has no instructions for bfloat16" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(("has", "faster"), [(True, "bf16=True is faster"), (False, "float32 is faster")])

@@ -11,7 +11,6 @@ from transformers import HfArgumentParser
 
 from mps_trainer import DeviceUnavailableError, MisconfigurationException, MPSAccelerator, TrainingArguments
 from mps_trainer.devices import ACCELERATORS, DeviceRequest, resolve
-from mps_trainer.devices.accelerators.mps import NATIVE_PYTHON
 from tests.conftest import refusal
 from tests.devices.machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torchrun
 
@@ -129,22 +128,6 @@ def test_an_accelerator_that_cannot_run_is_an_error_with_cause_and_remedy(machin
     assert remedy in error.remedy
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-def test_an_error_sends_to_another_python_only_where_the_python_is_emulated(machine, monkeypatch):
-    """Through the arguments, as a user meets it."""
-    facts = MACHINES[machine]
-    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **settings: facts)
-    emulated = facts.rosetta and not facts.mps_allocation_ok
-    for accelerator in ("mps", "gpu", "auto"):
-        try:
-            text = str(TrainingArguments("out", accelerator=accelerator).decision)
-        except MisconfigurationException as error:
-            text = str(error)
-            assert ("Rosetta emulates" in text) == emulated
-            assert ("x86_64 build" in text) == emulated
-        assert (NATIVE_PYTHON in text) == emulated
-
-
 @pytest.mark.parametrize(("machine", "cause", "remedy"), NOTHING_TRAINS)
 @pytest.mark.parametrize("request_", [{}, {"accelerator": "cpu"}, {"use_cpu": True}])
 def test_without_torch_nothing_trains(machine, cause, remedy, request_):
@@ -168,9 +151,6 @@ def test_an_unknown_accelerator_is_refused_with_the_accepted_ones(accelerator):
     assert repr(accelerator) in said
     for accepted in ("auto", "mps", "cuda", "xpu", "cpu", "gpu"):
         assert f"'{accepted}'" in said
-
-
-# --- what the decision says --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,9 +248,6 @@ def test_a_gpu_that_is_not_wanted_or_not_there_stays_idle_silently():
         assert resolve(DeviceRequest(), MACHINES[machine]).idle is None
 
 
-# --- the number of devices ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("devices", SENSELESS, ids=repr)
 def test_a_request_for_no_devices_or_a_senseless_one_is_refused_everywhere(devices):
     for machine in ("linux", "linux_8_cuda", "linux_2_xpu", "m3_macos_15"):
@@ -303,9 +280,6 @@ def test_the_arguments_take_the_same_spellings_and_refuse_the_same(mps, words):
         _ = TrainingArguments("out", devices=2).device
     with pytest.raises(DeviceUnavailableError, match=r"^accelerator='cuda' was requested"):
         _ = TrainingArguments("out", accelerator="cuda").device
-
-
-# --- the processes of a launcher ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@
 
 import pytest
 
-from mps_trainer import MPSAccelerator, gather_facts
+from mps_trainer import gather_facts
 from mps_trainer.devices.probes import Probes
 from mps_trainer.devices.watermarks import HIGH, LOW, Ratio, limits, settle_low
-from tests.devices.machines import mac
 
 
 @pytest.mark.parametrize(
@@ -48,26 +47,16 @@ def test_it_is_set_on_a_mac_before_its_allocator_is_made(system, low):
     assert LOW not in facts.environment  # the user's
 
 
-def test_limits_that_torch_refuses_are_the_reason():
-    failed = {"mps_allocation_ok": False, "mps_allocation_error": "invalid low watermark ratio 1.4"}
-    obstacle = MPSAccelerator.why_not(mac("15.5", "2.13.0", environment={HIGH: "0.7"}, **failed))
-    assert "limits of memory" in obstacle.cause
-    assert obstacle.remedy.startswith(f"unset {HIGH};")
-
-
 @pytest.mark.parametrize(
     ("text", "value", "is_number"),
     [
         ("0.8", 0.8, True),
-        (" 1 ", 1.0, True),
         ("+.5e0", 0.5, True),
         ("1.", 1.0, True),
-        ("-1", -1.0, True),
         ("inf", float("inf"), True),
         ("0.7GB", 0.7, False),
         ("0,7", 0.0, False),
         ("1_0", 1.0, False),
-        ("much", 0.0, False),
         ("", 0.0, False),
         ("²", 0.0, False),
     ],

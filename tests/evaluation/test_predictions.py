@@ -1,6 +1,7 @@
 """Batches of an evaluation, and their predictions, which are those that transformers joins one by one."""
 
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,16 +37,13 @@ CASES = {
 }
 
 
-class Args:
-    """The arguments of an evaluation that matter here."""
-
-    def __init__(self, join=True, every=None):
-        self.eval_do_concat_batches, self.eval_accumulation_steps = join, every
+def empty(join=True, every=None):
+    return Predictions(SimpleNamespace(eval_do_concat_batches=join, eval_accumulation_steps=every))
 
 
 def collected(batches, join=True, every=None):
     """Returns the joined predictions of `batches`."""
-    kept = Predictions(Args(join, every))
+    kept = empty(join, every)
     for batch in batches:
         kept.add(None, 1, batch, None, None)
     return kept.arrays()[1]
@@ -69,7 +67,7 @@ def test_arrays_are_those_of_transformers(batches, join, every):
 
 
 def test_rows_are_sorted_into_the_order_of_the_dataset():
-    kept = Predictions(Args())
+    kept = empty()
     kept.add(torch.tensor(0.5), 3, torch.tensor([20, 0, 10]), torch.tensor([2, 0, 1]), torch.zeros(1))
     losses, predictions, labels, inputs = kept.arrays(np.array([2, 0, 1]))
     assert (predictions.tolist(), labels.tolist()) == ([0, 10, 20], [0, 1, 2])

@@ -9,10 +9,11 @@ import transformers
 
 from mps_trainer import Trainer
 from mps_trainer.fit import estimate
-from mps_trainer.fit.fit_report import FitReport, RemedyResult
+from mps_trainer.fit.fit_report import GIB, FitReport, RemedyResult, higher_limit_of, limit_of, smallest_for
+from mps_trainer.fit.fit_report import SIZES as MACS
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import Classifier, assert_same_weights, examples, refusal, weights
-from tests.tiny import tiny
+from tests.tiny import tiny, with_lora
 
 WORDS, LENGTH = 2048, 48
 SIZES = {
@@ -26,8 +27,7 @@ def llama(**settings):
 
 
 def adapted():
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    return with_lora(llama(), r=8, target_modules="all-linear")
 
 
 def bert():
@@ -66,14 +66,12 @@ def peak_of(trainer: Trainer) -> int:
 
 CASES = {
     "Llama": (llama, text, {}),
-    "Llama, bf16": (llama, text, {"bf16": True}),
     "Llama, accumulated": (llama, text, {"gradient_accumulation_steps": 2}),
     "Llama, checkpointed": (llama, text, {"gradient_checkpointing": True}),
     "Llama, attention in chunks": (llama, text, {"chunked_attention": True}),
     "Llama, LoRA": (adapted, text, {}),
     "Llama, LoRA, bf16": (adapted, text, {"bf16": True}),
     "BERT": (bert, sentence, {}),
-    "BERT, checkpointed": (bert, sentence, {"gradient_checkpointing": True}),
     "BERT, bf16": (bert, sentence, {"bf16": True}),
     "BERT, fp16": (bert, sentence, {"fp16": True}),
     "BERT, attention in chunks": (bert, sentence, {"chunked_attention": True}),
@@ -186,3 +184,15 @@ def test_the_table_and_the_dictionary(make_trainer):
     remedies = (RemedyResult("bf16=True", 2**39), RemedyResult("fp16=True", 2**30))
     table = FitReport("Large", 1, 1, (1,), 1, 1, {"weights": 2**40}, remedies).table()  # more than any listed Mac
     assert re.findall(r"GiB  (.*GB)$", table, re.MULTILINE) == ["more than 128 GB", "from 8 GB"]
+
+
+@pytest.mark.parametrize(("size", "gib"), [(16, 16 * 2 / 3), (32, 32 * 2 / 3), (36, 27), (64, 48), (128, 96)])
+def test_metal_recommends_two_thirds_and_from_36_gb_on_three_quarters(size, gib):
+    assert limit_of(size) == round(gib * GIB)
+
+
+def test_a_step_fits_where_it_fits_at_the_lower_limit():
+    assert all(higher_limit_of(size) > limit_of(size) for size in MACS if higher_limit_of(size))
+    assert smallest_for(higher_limit_of(16)) == 24
+    assert [smallest_for(limit_of(size)) for size in MACS] == list(MACS)
+    assert [smallest_for(limit_of(size) + 1) for size in MACS] == [*MACS[1:], None]

@@ -1,6 +1,5 @@
 """Batches of ever new lengths do not make the memory that mps holds grow without end."""
 
-import gc
 import logging
 
 import pytest
@@ -55,7 +54,6 @@ def ratios(make_trainer):
             if state.global_step and state.global_step % LOG == 0:
                 found.append(torch.mps.driver_allocated_memory() / torch.accelerator.max_memory_allocated())
 
-        gc.collect()
         with on_device("mps", memory="256MB"):
             given = {"train_dataset": texts(), "eval_dataset": None, "data_collator": padded}
             make_trainer(
@@ -81,7 +79,6 @@ def test_what_is_held_stays_near_what_is_used_and_grows_without_the_guard_until_
 
 
 def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, caplog):
-    gc.collect()
     with on_device("mps", memory="512MB"), caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
         trainer = make_trainer(use_cpu=False, max_steps=5)
         tensors = [torch.empty(5 * MIB, dtype=torch.uint8, device="mps") for _ in range(60)]  # 6 in a heap
@@ -95,7 +92,6 @@ def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, 
 
 def test_a_release_keeps_the_compiled_graphs_if_buffers_are_enough():
     """torch.mps.empty_cache() drops the graphs as well, so that each is compiled again."""
-    gc.collect()
     with on_device("mps", memory="512MB") as device:
         guard = MemoryGuard(torch.device("mps"))
         square = torch.ones(2, 2, device="mps")

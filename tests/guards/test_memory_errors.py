@@ -1,6 +1,5 @@
 """Running out of memory ends in an error that says what held how much and what would help."""
 
-import gc
 import re
 
 import pytest
@@ -17,7 +16,6 @@ from tests.tiny import tiny
 @pytest.fixture
 def small(request):
     """A simulated device whose memory is `request.param`."""
-    gc.collect()  # tensors of other tests would count
     with on_device("mps", memory=request.param) as device:
         yield device
 
@@ -53,10 +51,8 @@ def test_too_large_a_batch_is_to_be_made_smaller(small, ends):
     assert message.startswith("mps ran out of memory in training in step 1. Held: tensors ")
     assert "\n" not in message
     assert re.search(r"recommended maximum 24\.0 MiB, limit 24\.00 MiB; \S+ \w+ more were asked for", message)
-    assert (
-        "(1) auto_find_batch_size=True, or per_device_train_batch_size=32 with gradient_accumulation_steps=6"
-        in message
-    )
+    assert "(1) auto_find_batch_size=True, or per_device_train_batch_size=32 with gradient_acc" in message
+    assert "accumulation_steps=6, which is the same update" in message
     assert [remedy.partition("=")[0] for remedy in error.remedies[1:]] == ["activation_checkpointing", "bf16"]
     memory = error.memory
     assert memory.activations > 10 * memory.model > 0
@@ -163,9 +159,7 @@ def test_memory_is_measured_from_the_tensors(mps, make_trainer):
     trainer = make_trainer({"model": Classifier(0.0)}, max_steps=1)
     trainer.train()
     trained = sum(p.numel() * 4 for p in trainer.model.parameters())
-    trainer.model(x=torch.ones(2, 4, device="mps"), labels=torch.ones(2, dtype=torch.long, device="mps"))[
-        "loss"
-    ].backward()
+    trainer.model(x=torch.ones(2, 4, device="mps"))["logits"].sum().backward()
     table = measure(trainer.args.device, trainer.model, trainer.optimizer)
     assert table.model == table.gradients == trained
     assert 2 * trained <= table.optimizer <= 2 * trained + 8 * len(list(trainer.model.parameters()))

@@ -1,6 +1,7 @@
 """Attention in chunks in models of transformers: the losses of their own attention, and what keeps to it."""
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from mps_trainer.model import attention
 from mps_trainer.model import attention_in_models as in_models
 from mps_trainer.model.attention_masks import ChunkedMask, Reach
 from tests.conftest import callback, logged, refusal
-from tests.tiny import tiny
+from tests.tiny import tiny, with_lora
 
 pytestmark = pytest.mark.every_device
 WORDS, LENGTH = 32, 24
@@ -28,11 +29,6 @@ def mistral():
 
 def bert(**settings):
     return tiny("BertForMaskedLM", **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **settings})
-
-
-def adapted():
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM", r=2))
 
 
 def texts(count=64, padding=False, packed=False):
@@ -59,24 +55,17 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The masks of the attention that was computed in chunks."""
-    found = []
-    plain = in_models.chunked_attention
-
-    def noted(query, key, value, mask, *settings):
-        found.append(mask)
-        return plain(query, key, value, mask, *settings)
-
-    monkeypatch.setattr(in_models, "chunked_attention", noted)
-    return found
+    """Counts the calls of attention in chunks."""
+    made = mock.Mock(wraps=in_models.chunked_attention)
+    monkeypatch.setattr(in_models, "chunked_attention", made)
+    return made
 
 
 @pytest.fixture
 def train(trained):
     def run(model, data, chunked, steps=4, trainer=None, **settings):
         given = {"model": model, "train_dataset": data, "eval_dataset": data[:8], **(trainer or {})}
-        made = trained(given, max_steps=steps, chunked_attention=chunked, learning_rate=1e-2, **settings)
-        return made
+        return trained(given, max_steps=steps, chunked_attention=chunked, learning_rate=1e-2, **settings)
 
     return run
 
@@ -85,44 +74,41 @@ def losses(trainer):
     return logged(trainer, "loss") + logged(trainer, "grad_norm")
 
 
+PADDED = texts(padding=True)
+OTHER_SETTINGS = [
+    {"gradient_checkpointing": True},
+    {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+    {"gradient_accumulation_steps": 2},
+    {"bf16": True},
+    {"fp16": True},
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "data"),
+    ("model", "data", "settings"),
     [
-        *((model, texts(**kind)) for model in (llama, mistral) for kind in ({}, {"padding": True}, {"packed": True})),
-        (bert, texts()),
-        (bert, texts(padding=True)),
-        (lambda: tiny("ViTForImageClassification", image_size=20, patch_size=4, num_labels=2), images()),
-        (adapted, texts()),
-        (lambda: llama(attn_implementation="eager"), texts(padding=True)),
-        (lambda: bert(attn_implementation="eager"), texts(padding=True)),
+        *(
+            (model, texts(**kind), {})
+            for model in (llama, mistral)
+            for kind in ({}, {"padding": True}, {"packed": True})
+        ),
+        (bert, texts(), {}),
+        (lambda: tiny("ViTForImageClassification", image_size=20, patch_size=4, num_labels=2), images(), {}),
+        (lambda: with_lora(llama()), texts(), {}),
+        (lambda: llama(attn_implementation="eager"), PADDED, {}),
+        (lambda: bert(attn_implementation="eager"), PADDED, {}),
+        *((model, PADDED, settings) for model in (llama, bert) for settings in OTHER_SETTINGS),
     ],
 )
-def test_losses_and_gradients_are_those_of_the_models_own_attention(train, calls, model, data):
+def test_losses_and_gradients_are_those_of_the_models_own_attention(train, calls, model, data, settings):
     before = dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)
-    plain = losses(train(model(), data, False))
-    assert not calls
-    assert losses(train(model(), data, True)) == pytest.approx(plain, rel=2e-5)
-    assert len(calls) == 2 * 4
-    assert (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)) == before
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"gradient_checkpointing": True},
-        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
-        {"gradient_accumulation_steps": 2},
-        {"bf16": True},
-        {"fp16": True},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("model", [llama, bert])
-def test_it_goes_with_other_settings(train, calls, model, settings):
     near = 0.03 if settings.keys() & {"bf16", "fp16"} else 2e-5  # 8 bits
-    plain = losses(train(model(), texts(padding=True), False, **settings))
-    assert losses(train(model(), texts(padding=True), True, **settings)) == pytest.approx(plain, rel=near)
-    assert calls
+    plain = losses(train(model(), data, False, **settings))
+    assert not calls.called
+    assert losses(train(model(), data, True, **settings)) == pytest.approx(plain, rel=near)
+    assert calls.call_count >= 2 * 4
+    assert settings or calls.call_count == 2 * 4
+    assert (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)) == before
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -141,7 +127,7 @@ def test_texts_in_one_row_do_not_see_each_other(train, calls):
     positions = torch.cat([torch.arange(first), torch.arange(LENGTH - first)])[None]
     with in_models.attention_chunked(1):
         both = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[:, first:]
-    assert len(calls) == 2
+    assert calls.call_count == 2
     torch.testing.assert_close(both, model(input_ids=tokens[:, first:]).logits)
 
 
@@ -158,7 +144,7 @@ def test_what_it_cannot_do_stays_with_the_model_and_is_told_once(train, calls, c
     caplog.clear()
     trainer = train(model(), data, True)
     assert losses(trainer) == pytest.approx(plain, rel=1e-6)
-    assert not calls
+    assert not calls.called
     assert in_models.describe_attention(trainer.model, trainer.args) is None
     told = [record.getMessage() for record in caplog.records if record.name == in_models.__name__]
     assert [reason in text and "its own attention" in text for text in told] == [True]
@@ -169,7 +155,7 @@ def test_attention_weights_that_are_asked_for_come_from_the_models_own(calls):
     given = texts(1)[0]["input_ids"][None]
     with in_models.attention_chunked(1):
         found = model(input_ids=given, output_attentions=True).attentions
-    assert not calls
+    assert not calls.called
     assert [each.shape for each in found] == [(1, 4, LENGTH, LENGTH)] * 2
 
 
@@ -177,12 +163,12 @@ def test_evaluation_and_generation_are_the_models_own(train, calls):
     evaluated = []
 
     def generate(model, **_):
-        calls.clear()
+        calls.reset_mock()
         with torch.no_grad():
             model.generate(texts(1)[0]["input_ids"][None].to(model.device), max_new_tokens=2, do_sample=False)
-        assert not calls
+        assert not calls.called
 
-    looks = callback(on_step_end=generate, on_evaluate=lambda **_: evaluated.append(len(calls)))
+    looks = callback(on_step_end=generate, on_evaluate=lambda **_: evaluated.append(calls.call_count))
     train(llama(), texts(), True, 2, trainer={"callbacks": [looks]}, eval_strategy="steps", eval_steps=1)
     assert evaluated == [0, 0]
 
@@ -190,17 +176,19 @@ def test_evaluation_and_generation_are_the_models_own(train, calls):
 def test_by_default_it_is_for_long_texts_on_mps(train, calls, monkeypatch, device):
     monkeypatch.setattr(in_models, "SHORTEST", LENGTH)
     train(llama(), texts(), None, 1)
-    assert len(calls) == (2 if device == "mps" else 0)
-    calls.clear()
+    assert calls.call_count == (2 if device == "mps" else 0)
+    calls.reset_mock()
     monkeypatch.setattr(in_models, "SHORTEST", LENGTH + 1)
     train(llama(), texts(), None, 1)
-    assert not calls
+    assert not calls.called
 
 
-def test_the_first_lines_name_it(train, make_model, capsys, device):
+def test_the_first_lines_and_the_report_name_it(train, make_model, device):
     described = {}
     for chunked in (None, True, False):
-        trainer = train(llama(max_position_embeddings=4096), texts(), chunked, 1)
+        trainer = train(llama(max_position_embeddings=4096), texts(), chunked, 1, report=True)
+        page = (Path(trainer.args.output_dir) / "report.html").read_text()
+        assert ('<th scope="row">attention</th><td>in chunks</td>' in page) is bool(chunked)
         described[chunked] = in_models.describe_attention(trainer.model, trainer.args)
     long = "attention in chunks for texts of 1,024 tokens or more"
     assert described == {None: long if device == "mps" else None, True: "attention in chunks", False: None}
@@ -208,12 +196,6 @@ def test_the_first_lines_name_it(train, make_model, capsys, device):
     trainer.args.chunked_attention = True
     for model in (make_model(), tiny("BloomForCausalLM")):  # without transformers' attention
         assert in_models.describe_attention(model, trainer.args) is None
-
-
-def test_the_report_names_it(train):
-    trainer = train(llama(), texts(), True, 1, report=True)
-    page = (Path(trainer.args.output_dir) / "report.html").read_text()
-    assert '<th scope="row">attention</th><td>in chunks</td>' in page
 
 
 def test_other_uses_of_a_mask_make_it_whole():
@@ -250,7 +232,7 @@ def test_one_query_sees_all_keys_and_eager_attention_has_its_mask_alone(calls):
             with in_models.attention_chunked(1):
                 found, _ = ALL_ATTENTION_FUNCTIONS[kind](module, given, *keys, None, is_causal=True)
             torch.testing.assert_close(found, expected)
-    assert len(calls) == 4
+    assert calls.call_count == 4
 
 
 def test_compiled_models_are_refused_or_left_alone():

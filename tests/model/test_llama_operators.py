@@ -15,7 +15,8 @@ from mps_trainer.model.patches.norms import is_rms_norm, norms_in_few_kernels
 from mps_trainer.model.patches.positions import DECODERS, positions_made_once
 from mps_trainer.model.patches.rotary import is_rotation, rotations_in_few_kernels
 from mps_trainer.model.preparation import prepared_for_training
-from tests.tiny import tiny
+from mps_trainer.simulator import SimulationCallback
+from tests.tiny import tiny, with_lora
 
 PATCHES = {"norms": norms_in_few_kernels, "rotary": rotations_in_few_kernels, "positions": positions_made_once}
 ALIKE = (
@@ -208,21 +209,13 @@ def test_packed_sequences_stay_apart():
 @pytest.mark.parametrize(("lora", "most"), [(False, 240), (True, 320)])
 def test_a_step_takes_few_operators_and_no_wait(mps, make_trainer, lora, most):
     model = make(hidden_size=64)
-    if lora:
-        peft = pytest.importorskip("peft")
-        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    model = with_lora(model, target_modules="all-linear") if lora else model
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 60, (32, 16))]
     settings = {"max_steps": 8, "per_device_train_batch_size": 4, "logging_steps": 100}
-    counted = []
-
-    def note(*_):
-        counters = mps.counters()
-        counted.append((sum(one[0] for one in counters["operators"].values()), counters["blocking_reads"]))
-
-    model.register_forward_pre_hook(note)
-    make_trainer({"model": model, "train_dataset": rows, "eval_dataset": None}, **settings).train()
-    assert counted[6][0] - counted[5][0] <= most
-    assert counted[6][1] == counted[5][1]
+    figures = SimulationCallback(mps)
+    make_trainer({"model": model, "train_dataset": rows, "callbacks": [figures]}, **settings).train()
+    assert figures.steps[6].operators <= most
+    assert figures.steps[6].blocking_reads == 0
 
 
 def test_a_norm_without_gradients_is_one_operator(mps):

@@ -40,18 +40,6 @@ def test_outputs_are_those_with_the_masks_of_transformers_and_nobody_waits(mps, 
         assert mps.counters()["blocking_reads"] - before > waits == 0  # transformers by itself waits
 
 
-def test_transformers_has_its_own_functions_back_afterwards():
-    functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
-    before = functions["sdpa"]
-    context = AttentionMasks(torch.device("mps")).in_use()
-    context.__enter__()
-    assert functions["sdpa"] is not before
-    with pytest.raises(KeyError):
-        context.gen.throw(KeyError())
-    assert functions["sdpa"] is before
-    assert "sdpa" not in functions._local_mapping
-
-
 def test_a_mask_function_of_ones_own_is_called_and_stays():
     functions, called = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, []
 

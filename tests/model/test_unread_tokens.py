@@ -11,7 +11,7 @@ from mps_trainer.model.patches import unread_tokens
 from mps_trainer.model.patches.unread_tokens import CLASSIFIERS, last_layer, unread_tokens_skipped
 from mps_trainer.model.preparation import skips_unread_tokens
 from tests.conftest import weights
-from tests.tiny import tiny
+from tests.tiny import tiny, with_lora
 
 CLASSIFIER, WITH_HEAD = "BertForSequenceClassification", "RobertaForSequenceClassification"
 
@@ -30,9 +30,8 @@ def batch(size=3, length=6):
 
 @pytest.fixture
 def computed(monkeypatch):
-    """Counts the layers that are computed for the first token alone."""
-    calls = []
-    plain = unread_tokens._first_token
+    """The shapes of what comes to layers that are computed for the first token alone."""
+    calls, plain = [], unread_tokens._first_token
 
     def counted(layer, hidden, *args, **kwargs):
         calls.append(tuple(hidden.shape))
@@ -283,22 +282,8 @@ def rows(count=24, length=12):
         yield {"input_ids": tokens, "attention_mask": seen.long(), "labels": index % 2}
 
 
-@pytest.fixture
-def trained(make_trainer):
-    def run(model, **settings):
-        torch.manual_seed(6)
-        data = {"model": model, "train_dataset": list(rows()), "eval_dataset": list(rows())}
-        trainer = make_trainer(data, **{"max_steps": 3, "learning_rate": 1e-3, **settings})
-        trainer.train()
-        return trainer
-
-    return run
-
-
 def adapted(name=CLASSIFIER, **settings):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(6)
-    return peft.get_peft_model(made(name), peft.LoraConfig(task_type="SEQ_CLS", **settings))
+    return with_lora(made(name), task_type="SEQ_CLS", **settings)
 
 
 @pytest.mark.every_device
@@ -315,9 +300,14 @@ def adapted(name=CLASSIFIER, **settings):
     ],
 )
 def test_a_run_learns_the_same_weights(make, settings, layers, trained, computed):
-    plain = trained(make(), **settings)
+    def run(**more):
+        torch.manual_seed(6)
+        data = {"model": make(), "train_dataset": [*rows()], "eval_dataset": [*rows()]}
+        return trained(data, max_steps=3, learning_rate=1e-3, **settings, **more)
+
+    plain = run()
     assert not computed
-    short = trained(make(), skip_unread_tokens=True, **settings)
+    short = run(skip_unread_tokens=True)
     assert len([each for each in computed if each[0] == 8]) == layers
     near = 1e-3 if "bf16" in settings else 1e-5
     torch.testing.assert_close(weights(short.model), weights(plain.model), atol=near, rtol=1e-4)

@@ -1,7 +1,5 @@
 """The checks, run in this process on the device that a test has."""
 
-from __future__ import annotations
-
 import pytest
 
 from mps_trainer.selftest import CHECKS, run_selftest

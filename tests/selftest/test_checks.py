@@ -1,7 +1,5 @@
 """Each check passes on a device that works, and fails on one that is broken in the way that it looks for."""
 
-from __future__ import annotations
-
 import os
 import re
 from unittest import mock
@@ -96,7 +94,6 @@ FAILED_LOSSES = (COMPARED, "failed", f"on the CPU: a difference of .*{re.escape(
 WRONG = {
     "gradients 1% off": (wrong_on_mps(lambda x, result: result + 0.01 * (x - x.detach())), *FAILED_LOSSES),
     "results 0.1% off": (wrong_on_mps(lambda x, result: result * 1.001), *FAILED_LOSSES),
-    "large results cut off": (wrong_on_mps(lambda x, result: torch.where(result > 2.0, 2.0, result)), *FAILED_LOSSES),
     "nan": (wrong_on_mps(lambda x, result: result * float("nan")), "bf16", "failed", "^the loss is nan at step 1, "),
     "a format that it does not compute in": (
         lambda patch: patch.setattr(MPSAccelerator, "precisions", lambda facts: ("fp32", "fp16")),
@@ -106,9 +103,6 @@ WRONG = {
     ),
     "draws that are not restored": (
         draws_not_restored, RESUMED[0], "failed", "the run resumed from step 4 differs from the uninterrupted run"
-    ),
-    "weights that were written wrong, CPU": (
-        weights_changed_on_reading, RESUMED[0], "failed", "weights in the checkpoint differ from the model's"
     ),
     "weights that were written wrong": (
         weights_changed_on_reading, RESUMED[1], "failed", "weights in the checkpoint differ from the model's"

@@ -1,7 +1,5 @@
 """Each known fault has a reproducer, which finds nothing on a device that works, and the fault on one that has it."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 from unittest import mock
@@ -59,7 +57,9 @@ class Broken(TorchDispatchMode):
         self.operator, self.factor = f"aten::{operator}", factor
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name != self.operator or not _on_device(args):
+        leaves = torch.utils._pytree.tree_leaves(args)
+        is_on_device = any(isinstance(value, torch.Tensor) and value.device.type == "mps" for value in leaves)
+        if func._schema.name != self.operator or not is_on_device:
             return func(*args, **(kwargs or {}))
         if func._schema.name.endswith("_"):
             return args[0]
@@ -68,11 +68,6 @@ class Broken(TorchDispatchMode):
 
     def wrong(self, tensor):
         return ~tensor if tensor.dtype is torch.bool else tensor * self.factor + (self.factor - 1)
-
-
-def _on_device(args) -> bool:
-    leaves = torch.utils._pytree.tree_leaves(args)
-    return any(isinstance(value, torch.Tensor) and value.device.type == "mps" for value in leaves)
 
 
 def test_each_fault_has_one():
@@ -94,14 +89,8 @@ def test_a_device_that_has_the_fault_shows_it(mps, issue, small):
 
 @pytest.mark.parametrize("issue", [177116, 195163])
 def test_large_numbers_lie_behind_the_operands_for_a_kernel_that_reads_on(issue, monkeypatch):
-    seen = []
-    place = reproducers._before_large_numbers
-
-    def remember(tensor, device):
-        seen.append(place(tensor, device))
-        return seen[-1]
-
-    monkeypatch.setattr(reproducers, "_before_large_numbers", remember)
+    seen, place = [], reproducers._before_large_numbers
+    monkeypatch.setattr(reproducers, "_before_large_numbers", lambda *args: seen.append(place(*args)) or seen[-1])
     assert REPRODUCERS[issue](torch.device("cpu")) is None
     for tensor in seen:
         behind = torch.as_strided(tensor, (1,), (1,), tensor.numel())
@@ -163,9 +152,6 @@ def test_a_weight_that_torch_refuses_ends_no_process(monkeypatch):
     assert refusal(REPRODUCERS[189565], torch.device("cpu"), kind=RuntimeError) == "no such kernel"
 
 
-# The check.
-
-
 UNKNOWN = " (not known for this machine: please report it)"
 
 
@@ -195,22 +181,21 @@ def test_a_fault_that_shows_fails_unless_it_is_known_and_stays(mps, results, mon
     assert check.text == f"1 of 4 do not show; {text}; could not be tested: pytorch {untested}"
 
 
-# A fault that ends the process.
-
-
 @pytest.mark.parametrize(
     ("status", "out", "found"),
-    [(-6, "", "the process ended with signal 6"), (0, "", None), (0, "wrong", "wrong"), (1, "", RuntimeError)],
+    [
+        (-6, "", "the process ended with signal 6"),
+        (0, "", None),
+        (0, "wrong", "wrong"),
+        (1, "", "TypeError: no bfloat16"),
+    ],
 )
 def test_a_process_that_ends_shows_the_fault_unless_it_failed(monkeypatch, status, out, found):
-    def ended(command, **settings):
-        assert "ENDING_PROCESSES[197796]" in command[-1]
-        return subprocess.CompletedProcess(command, status, out, "Traceback\nTypeError: no bfloat16")
-
+    ended = mock.Mock(return_value=subprocess.CompletedProcess([], status, out, "Traceback\nTypeError: no bfloat16"))
     monkeypatch.setattr(reproducers, "_is_mac", lambda device: True)
     monkeypatch.setattr(reproducers.subprocess, "run", ended)
-    if found is RuntimeError:
-        with pytest.raises(RuntimeError, match="TypeError: no bfloat16"):
-            REPRODUCERS[197796](torch.device("mps"))
+    if status == 1:
+        assert refusal(REPRODUCERS[197796], torch.device("mps"), kind=RuntimeError) == found
     else:
         assert REPRODUCERS[197796](torch.device("mps")) == found
+    assert "ENDING_PROCESSES[197796]" in ended.call_args[0][0][-1]

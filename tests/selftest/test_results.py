@@ -1,7 +1,5 @@
 """The table and the JSON, from results alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -8,14 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer.simulator import SimulatedMPS
 from tests.check.waits import FREE, WAITING, Given
-
-
-def counted(device: SimulatedMPS) -> dict[str, tuple[int, int]]:
-    """Returns calls and graphs of each operator."""
-    return {each.name.removeprefix("aten::"): (each.calls, each.graphs) for each in device.report().operators}
-
 
 # A tensor of the device has no values for NumPy and is printed by several reads, and one case waits twice.
 OTHERWISE = (".numpy()", "numpy.asarray()", "repr()", "format()", "put tensors where a mask says")
@@ -62,7 +55,7 @@ def test_operators_and_graphs_are_counted_by_name_and_views_are_none(mps):
         squares(size).mm(squares(size)).mul_(2)
     squares(3, torch.float16).mm(squares(3, torch.float16))
     layer(x).sum().backward()
-    found = counted(mps)
+    found = {each.name.removeprefix("aten::"): (each.calls, each.graphs) for each in mps.report().operators}
     assert found["mm"] == (6, 3)  # a graph for each new shape
     assert found["mul_.Tensor"] == (5, 0)  # which has a Metal kernel
     assert found["linear"][0] == found["linear_backward"][0] == 1

@@ -10,7 +10,7 @@ from mps_trainer.simulator import simulated_mps
 from mps_trainer.simulator.session import parse_bytes
 from mps_trainer.utils.text import format_bytes
 from tests import installed_torch
-from tests.conftest import refusal
+from tests.conftest import on_device, refusal
 
 MIB = 2**20
 SPLITS_AND_JOINS = installed_torch() >= (2, 14)
@@ -19,9 +19,8 @@ HEAP_OF_901 = 912 if SPLITS_AND_JOINS else 902  # large sizes are rounded up to 
 
 
 @pytest.fixture
-def small(built):
-    gc.collect()  # tensors of other tests would count
-    with simulated_mps(memory="1MB") as device:
+def small():
+    with on_device("mps", memory="1MB") as device:
         yield device
 
 
@@ -83,10 +82,9 @@ def test_torch_reports_the_memory(small):
 
 
 @pytest.fixture
-def held(built):
+def held():
     """Returns a function that gives the MiB on the device, without those that earlier tests left there."""
-    gc.collect()
-    with simulated_mps(memory="4GB") as device:
+    with on_device("mps", memory="4GB") as device:
         torch.mps.empty_cache()  # what is left in the pool would be used again
         others = fill_heaps(device)
         before = device.counters()["bytes_held"]
@@ -184,9 +182,8 @@ def test_a_large_buffer_is_not_kept_for_something_much_smaller(held):
     del kept
 
 
-def test_what_is_kept_is_given_back_before_memory_runs_out(built):
-    gc.collect()
-    with simulated_mps(memory="64MB") as device:
+def test_what_is_kept_is_given_back_before_memory_runs_out():
+    with on_device("mps", memory="64MB") as device:
         for step in range(40):
             of(5 + step / 10)
         assert device.counters()["bytes_held"] <= 96 * MIB

@@ -4,10 +4,7 @@ import ast
 import importlib.metadata
 import re
 from email.message import Message
-from pathlib import Path
 from unittest import mock
-
-import pytest
 
 from mps_trainer.utils.documentation import page
 from tests import ROOT
@@ -39,39 +36,17 @@ def test_no_text_of_the_package_names_a_page_by_its_path():
     assert [(name, text) for name, text in texts if re.search(r"docs/[\w-]+\.md", text)] == []
 
 
-@pytest.fixture
-def installed(tmp_path, monkeypatch):
-    """Sets the metadata of an installed wheel; returns its package."""
-
-    def install(*urls: str) -> Path:
-        metadata = Message()
-        for url in urls:
-            metadata["Project-URL"] = url
-        monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)
-        return tmp_path / "site-packages" / "mps_trainer"
-
-    return install
-
-
-def test_a_clone_has_the_page():
+def test_a_page_is_a_path_in_a_clone_an_address_or_a_file_of_the_wheel(tmp_path, monkeypatch):
     assert page("faults") == "docs/faults.md"
-
-
-def test_a_published_wheel_gives_the_address(installed):
-    where = "https://host.example/owner/name"
-    package = installed(f"Source, {where}", f"Documentation, {where}/tree/v1/docs")
-    assert page("faults", package) == f"{where}/blob/v1/docs/faults.md"
-
-
-def test_any_other_wheel_gives_the_file_without_the_name_of_the_user(installed, tmp_path, monkeypatch):
-    package = installed()
-    assert page("faults", package) == str(package / "_docs" / "faults.md")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert page("faults", package) == "~/site-packages/mps_trainer/_docs/faults.md"
-
-
-def test_a_copied_package_without_metadata_gives_the_file(tmp_path, monkeypatch):
+    where, package, metadata = "https://host.example/owner/name", tmp_path / "site-packages" / "mps_trainer", Message()
+    file = str(package / "_docs" / "faults.md")
     missing = mock.Mock(side_effect=importlib.metadata.PackageNotFoundError)
     monkeypatch.setattr(importlib.metadata, "metadata", missing)
-    package = tmp_path / "site-packages" / "mps_trainer"
-    assert page("faults", package) == str(package / "_docs" / "faults.md")
+    assert page("faults", package) == file
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: metadata)
+    assert page("faults", package) == file
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert page("faults", package) == "~/site-packages/mps_trainer/_docs/faults.md"
+    for url in (f"Source, {where}", f"Documentation, {where}/tree/v1/docs"):
+        metadata["Project-URL"] = url
+    assert page("faults", package) == f"{where}/blob/v1/docs/faults.md"

@@ -86,10 +86,6 @@ GLUE = (
 )
 
 
-def here():
-    return {**os.environ, "PYTHONPATH": os.getcwd()}
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "ends",
@@ -102,7 +98,8 @@ def here():
 )
 def test_the_example_trains_to_its_end_whoever_reads(tmp_path, ends):
     command = f"set -o pipefail; {sys.executable} {GLUE} {tmp_path}/out {ends}"
-    result = subprocess.run(["bash", "-c", command], env=here(), capture_output=True, text=True, timeout=HUNG_AFTER)
+    here = {"env": {**os.environ, "PYTHONPATH": os.getcwd()}, "timeout": HUNG_AFTER}
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, **here)
     assert (result.returncode, "BrokenPipe" in result.stderr) == (0, False), result.stderr
     assert (tmp_path / "out" / "checkpoint-12").is_dir()
     assert (tmp_path / "out" / "eval_results.json").is_file()

@@ -86,8 +86,4 @@ def test_a_tracker_that_replaces_write_keeps_what_it_sees(monkeypatch, capsys):
 
 
 def test_a_stream_of_a_script_may_have_no_more_than_write():
-    class Tee:
-        def write(self, text):
-            return len(text)
-
-    LossyStream(Tee()).flush()
+    LossyStream(SimpleNamespace(write=len)).flush()

@@ -3,7 +3,7 @@
 import pytest
 
 from mps_trainer.utils.refusal import refuse, wants_traceback
-from mps_trainer.utils.text import as_line, choice_text, counted, did_you_mean, first_line, sentence, shown
+from mps_trainer.utils.text import as_line, did_you_mean, first_line, sentence, shown
 
 
 @pytest.mark.parametrize(
@@ -43,23 +43,9 @@ def test_shown_is_short_whatever_the_value():
         assert 0 < len(shown(value, 60)) <= 60
 
 
-def test_counted_is_singular_for_one():
-    assert [counted(number, "call") for number in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]
-    assert counted(2, "process", "processes") == "2 processes"
-
-
-def test_choice_text_of_an_enum_is_its_value():
-    from transformers.training_args import OptimizerNames
-
-    assert choice_text(OptimizerNames.SGD) == choice_text("sgd") == "sgd"
-
-
 def test_did_you_mean_names_the_nearest_word():
     assert did_you_mean("--bf61", ["--bf16", "--fp16"]) == " Did you mean --bf16?"
     assert did_you_mean("--else", ["--bf16"]) == ""
-
-
-# The message of a command that ends with an error
 
 
 @pytest.mark.parametrize(("value", "wanted"), [(None, False), ("", False), ("0", False), ("1", True), ("true", True)])
