@@ -37,7 +37,7 @@ def saver(trainer):
 def test_each_process_has_a_file_with_its_generators_and_an_entry_with_its_position(saver, trainer, tmp_path):
     trainer._mt_processes = processes = Processes(0, 2)
     processes.gather = lambda mine: [mine, {**mine, "seed": 8}] if isinstance(mine, dict) else [mine]
-    trainer._mt_run.rng = SimpleNamespace(state_dict=lambda: {"seed": 7})
+    trainer._mt_run.batch_source = SimpleNamespace(state_dict=lambda: {"seed": 7})
     trainer.args.save_async = False
     saver.write()
     folder = tmp_path / "run" / "checkpoint-0"
