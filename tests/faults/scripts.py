@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import ROOT
-from tests.dropin.test_scripts import WORDS, make_tokenizer
-from tests.tiny import tiny
+from tests.tiny import WORDS, tiny, tokenizer_of_words
 
 EMBEDDED = ROOT / "examples" / "text-classification" / "embedded"
 STEPS = 24
@@ -22,7 +21,7 @@ FLAGS = {
 def _of_trl(folder: Path, row: Callable[[random.Random], dict]) -> dict[str, object]:
     """Writes 60 rows, and a language model of random weights with its tokenizer."""
     tiny("LlamaForCausalLM", pad_token_id=0, bos_token_id=1, eos_token_id=2).save_pretrained(folder / "tiny")
-    made = make_tokenizer()
+    made = tokenizer_of_words()
     made.eos_token = "[MASK]"
     made.save_pretrained(folder / "tiny")
     draw = random.Random(0)
