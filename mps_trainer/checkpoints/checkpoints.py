@@ -160,7 +160,7 @@ class Checkpoints:
             elif not writes_shards(trainer.model, args):
                 return
             writer = writer_for(trainer, {} if args.save_only_model else {**self.states(), **self._rng_files()})
-            rotate: Callable[[], None] = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
+            rotate: Callable[[], None]
             if writer.in_background:
                 # the Trainer may have begun another run when the thread ends, so the thread reads copies only
                 state = copy.copy(state)
@@ -169,7 +169,8 @@ class Checkpoints:
                 kept = {folder, self._absolute(state.best_model_checkpoint)}
                 rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
                 self.unsaved = None  # an earlier failure does not keep this save's on_save
-
+            else:
+                rotate = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
             work = functools.partial(self._write_and_commit, writer, folder, state, positions, best_before, rotate)
             if writer.in_background:
                 self._writing = _in_thread(work)

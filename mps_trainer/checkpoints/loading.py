@@ -159,7 +159,8 @@ def load_states(owners: Mapping[str, Any], folder: str) -> None:
 def read_position(folder: str, rank: int = 0, size: int = 1) -> dict[str, Any]:
     """Returns the position of process `rank` of `size`, or {} for a checkpoint without one, such as transformers'.
 
-    Where another number of processes wrote the checkpoint, each continues with the mean of their losses.
+    The epoch and batch in it are for streams; otherwise they follow from the step. Where another number of processes
+    wrote the checkpoint, each continues with the mean of their losses.
 
     Raises:
         MisconfigurationException: for a damaged file.

@@ -147,6 +147,9 @@ class LossRule(NamedTuple):
 class UpdateLoss:
     """Makes the losses of the batches of an update add up to the mean over all their items.
 
+    An update calls `start_update`, `items` and `divisors`. Each of its batches then calls `items_for_compute_loss`,
+    in compute_loss `forward` and `loss_of`, and at its end `scaled`.
+
     Attributes:
         divisor: the divisor for the loss of the batch whose step comes next.
         accumulated: the batches of the update as the arguments say, some of which may be split into several.
