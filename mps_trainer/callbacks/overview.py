@@ -116,7 +116,7 @@ def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
     at_most = "at most " if args.save_strategy == "best" else ""
     many = "a checkpoint at each epoch" if count is None else f"{at_most}{count} checkpoint{'s' if count > 1 else ''}"
     each = " each" if count is None or count > 1 else ""
-    text = f"{many} in {args.output_dir}"
+    text = f"{many} in {'the folder of this trial in ' if state.is_hyper_param_search else ''}{args.output_dir}"
     if hasattr(model, "parameters"):
         text += f", about {format_bytes(checkpoint_size(args, model))}{each}"
     limit = args.save_total_limit

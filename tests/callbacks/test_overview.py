@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 from torch import nn
+from transformers.trainer_callback import TrainerState
 
-from mps_trainer.callbacks.overview import checkpoint_size, first_lines, saves_to_come
+from mps_trainer.callbacks.overview import checkpoint_size, expected_checkpoints, first_lines, saves_to_come
 from tests.conftest import examples
 from tests.tiny import tiny
 
@@ -57,6 +58,12 @@ def test_a_limit_and_a_run_without_checkpoints_are_said(make_trainer, capfd):
     )
     assert lines[4].endswith("each, keeping the newest 2")
     assert first(make_trainer, capfd, max_steps=1, save_strategy="no")[4] == '  no checkpoints (save_strategy="no")'
+
+
+def test_the_checkpoints_of_a_trial_are_in_its_folder(make_args):
+    args, state = make_args(save_strategy="steps"), TrainerState(max_steps=4, save_steps=2, is_hyper_param_search=True)
+    text = expected_checkpoints(args, state, None)
+    assert text == f"2 checkpoints in the folder of this trial in {args.output_dir}"
 
 
 def test_the_size_of_a_checkpoint_is_near_what_is_written(make_trainer, tmp_path):
