@@ -71,7 +71,7 @@ def test_wrong_input_is_one_line(texts, words, says):
     (texts / "scores.csv").write_text("text,label\n" + "a boat,1.5\na house,2.5\n" * 2)
     done = train("text-classification", texts, *words)
     assert done.returncode == 2
-    (line,) = (line for line in done.stderr.splitlines() if "error" in line.lower())
+    (line,) = (line for line in done.stderr.splitlines() if "error: " in line)
     assert line.startswith("train.py: error: ")
     assert says in line
     assert "Traceback" not in done.stderr
