@@ -98,7 +98,7 @@ def write(make_trainer):
         trainer._mt_processes.group = None  # that of all processes
         writer = shard_writer(trainer, states)
         writer.write_shards(str(folder))
-        writer.write(str(folder))
+        writer.write_files(str(folder))
         return str(folder)
 
     return write
