@@ -111,7 +111,7 @@ def _labels_in_loss(batch: Any, shifted: bool, names: Sequence[str] = ("labels",
 
 def _as_number(num_items: Any) -> Any:
     """Returns a number of the host as a plain one, which losses of transformers need not copy to the device."""
-    return int(num_items) if not torch.is_tensor(num_items) or num_items.device.type == "cpu" else num_items
+    return num_items.item() if torch.is_tensor(num_items) and num_items.device.type == "cpu" else num_items
 
 
 class LossSurface(Protocol):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers.trainer_callback import TrainerState
 
+from mps_trainer import Trainer
 from mps_trainer.checkpoints import checkpoints
 from mps_trainer.checkpoints.checkpoints import wait_for_background
 from mps_trainer.checkpoints.writers import Writer
@@ -171,6 +172,15 @@ def together(make_trainer, monkeypatch):
             return [save.exception() for save in saves]
 
     return together
+
+
+def test_each_process_writes_its_part_and_the_first_one_the_rest_and_removes_old_ones(together, tmp_path, monkeypatch):
+    removed = []
+    monkeypatch.setattr(Trainer, "_rotate_checkpoints", lambda self, **_: removed.append(self._mt_processes.rank))
+    assert together(None, None) == [None, None]
+    written = ["manifest.json", "part-0", "part-1", "rest", "trainer_state.json"]
+    assert sorted(os.listdir(tmp_path / "run" / "checkpoint-0")) == written
+    assert removed == [0]
 
 
 @pytest.mark.parametrize("errors", [(FULL, None), (None, FULL)], ids=["first", "second"])

@@ -249,6 +249,7 @@ BAD_SCHEDULES = [
     ("plateau", lambda saved: {**saved, "best": "x"}, "best"),
     ("plateau", lambda saved: {**saved, "patience": 10**400}, "patience"),
     ("plateau", lambda saved: {**saved, "mode": "sideways"}, "mode"),
+    ("plateau", lambda saved: {**saved, "threshold_mode": 1}, "^threshold_mode is 1"),
     ("function", lambda saved: {**saved, "lr_lambdas": None}, "NoneType"),
     ("function", lambda saved: {**saved, "lr_lambdas": [1, None]}, "int"),
     ("function", lambda saved: {**saved, "lr_lambdas": [{"steps": "x"}, None]}, "str"),

@@ -23,21 +23,21 @@ def loader(**settings):
     return DataLoader(range(12), batch_size=2, collate_fn=noisy, **settings)
 
 
-def run_rng(data, folder=None, saved=None) -> BatchSource:
-    rng = BatchSource(SimpleNamespace(_mt_processes=Processes(), _mt_overrides=Overrides()), data)
+def source_of(data, folder=None, saved=None) -> BatchSource:
+    source = BatchSource(SimpleNamespace(_mt_processes=Processes(), _mt_overrides=Overrides()), data)
     if saved is not None:
         torch.save(saved, folder / "rng_state.pth")
-        rng.load(str(folder))
-    return rng
+        source.load(str(folder))
+    return source
 
 
 def test_epoch_whose_first_batch_failed_has_drawn_nothing():
-    rng = run_rng(loader())
-    rng.restore_epoch_start()  # nothing was begun
+    source = source_of(loader())
+    source.restore_epoch_start()  # nothing was begun
     random.seed(4)
-    rng.start_epoch(0, 0)
+    source.start_epoch(0, 0)
     expected = random.random()
-    rng.restore_epoch_start()
+    source.restore_epoch_start()
     assert random.random() == expected
 
 
@@ -45,10 +45,10 @@ def test_states_of_loading_serve_their_own_epoch_alone(tmp_path):
     random.seed(4)
     kept = rng_state()
     random.seed(9)
-    rng = run_rng(loader(), tmp_path, {**rng_state(), BEFORE_EPOCH: kept, BEFORE_WAITING: None})
+    source = source_of(loader(), tmp_path, {**rng_state(), BEFORE_EPOCH: kept, BEFORE_WAITING: None})
     expected = random.random()
-    list(rng.start_epoch(1, 0))  # from its start: another epoch
-    rng.restore_epoch_start()
+    list(source.start_epoch(1, 0))  # from its start: another epoch
+    source.restore_epoch_start()
     assert random.random() == expected
 
 
@@ -56,13 +56,13 @@ def test_draws_ahead_advance_what_is_restored_later(tmp_path):
     random.seed(3)
     saved = rng_state()
     first, second = random.random(), random.random()
-    rng = run_rng(loader(), tmp_path, saved)
-    with rng.drawing_ahead():
+    source = source_of(loader(), tmp_path, saved)
+    with source.drawing_ahead():
         assert random.random() == first
     random.seed(8)
-    rng.restore_rng()
+    source.restore_rng()
     assert random.random() == second
-    with rng.drawing_ahead():  # nothing is pending any more: the generators go on
+    with source.drawing_ahead():  # nothing is pending any more: the generators go on
         third = random.random()
     set_rng(saved)
     assert [random.random() for _ in range(3)][2] == third
@@ -78,7 +78,7 @@ def test_draws_ahead_advance_what_is_restored_later(tmp_path):
 )
 def test_loading_batches_again_for_workers_is_logged(tmp_path, caplog, workers, saved, is_told):
     caplog.set_level("INFO", logger="mps_trainer.loop.batch_source")
-    rng = run_rng(loader(num_workers=workers), tmp_path, {**rng_state(), **saved})
-    rng.start_epoch(0, 3)
+    source = source_of(loader(num_workers=workers), tmp_path, {**rng_state(), **saved})
+    source.start_epoch(0, 3)
     told = "Loading the first 3 batches of the epoch again to restore the random state of the workers."
     assert caplog.messages == ([told] if is_told else [])

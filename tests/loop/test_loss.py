@@ -463,6 +463,9 @@ def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(monkeypatc
     assert scaled(loss, LABELS) == (6 if both else 3)
     assert given == [8 if both else None]
     assert scaled(loss) == scaled(loss, LABELS, None) == 3  # the model's own loss, and one without the items
+    for items in (torch.tensor(2), torch.tensor(2.5)):  # plain numbers need not come to the device
+        scaled(loss, LABELS, items)
+        assert repr(given[-1]) == repr(items.item() if both else None)
 
 
 @pytest.mark.filterwarnings("ignore:.*is assumed to divide")

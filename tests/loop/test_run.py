@@ -69,6 +69,14 @@ def test_a_stream_goes_on_where_its_checkpoint_says(make_trainer):
     assert state.epoch_has_ended
 
 
+def test_a_dataset_goes_on_where_the_steps_say_whatever_the_batches_were_before(make_trainer):
+    run = TrainingRun(make_trainer(max_steps=20, gradient_accumulation_steps=2))  # 5 batches in an epoch
+    run.trainer.state.global_step = 4
+    saved = {"epoch": 9, "batches": 9, "epoch_has_ended": False}
+    run.run_state.load_state_dict({**run.run_state.state_dict(), **saved})
+    assert (run.run_state.epoch, run.run_state.batches, run.run_state.first_step) == (1, 2, 4)
+
+
 def test_norm_and_rate_of_an_override_are_saved_as_plain_numbers(make_trainer):
     state = TrainingRun(make_trainer()).run_state
     state.grad_norm, state.learning_rate = np.float32(1.5), torch.tensor(0.25)

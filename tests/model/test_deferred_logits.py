@@ -128,6 +128,16 @@ def test_copies_made_in_a_run_have_heads_of_their_own(trained, made):
         assert model.lm_head.weight.grad is None
 
 
+def test_a_wrapper_that_others_put_around_the_head_is_called_and_stays(trained, made):
+    model, called = llama(), []
+    plain = model.lm_head.forward
+    model.lm_head.forward = wrapper = lambda hidden: called.append(1) or plain(hidden)
+    trained(model, True)
+    assert len(called) == 3
+    assert not made
+    assert model.lm_head.forward is wrapper
+
+
 def test_a_model_that_its_user_compiled_trains(trained):
     plain = trained(llama(num_hidden_layers=1), False)
     model = llama(num_hidden_layers=1)
