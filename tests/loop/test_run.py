@@ -31,6 +31,17 @@ def test_trainer_without_what_it_needs_is_refused(make_trainer):
     assert "give the Trainer a train_dataset" in refusal(make_trainer({"train_dataset": None}).train)
 
 
+def test_a_frozen_model_is_refused_unless_a_subclass_makes_the_optimizer(make_trainer, trained, make_model):
+    class Unfreezes(Trainer):
+        def create_optimizer(self, model=None):
+            self.model.requires_grad_(True)
+            return super().create_optimizer(model)
+
+    frozen = make_model().requires_grad_(False)
+    assert "no parameter of " in refusal(make_trainer({"model": frozen}).train)
+    assert trained({"model": frozen, "kind": Unfreezes}, max_steps=1).state.global_step == 1
+
+
 def test_tokenizer_is_the_deprecated_name_of_processing_class(make_trainer):
     tokenizer = object()
     with pytest.warns(FutureWarning, match=r"processing_class.*|1\.0") as caught:
