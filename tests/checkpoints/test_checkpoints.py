@@ -48,6 +48,15 @@ def test_each_process_has_a_file_with_its_generators_and_an_entry_with_its_posit
     assert saved == [{"seed": 7}, {"seed": 8}]
 
 
+def test_a_checkpoint_that_is_on_disk_is_saved_and_has_the_states_of_callbacks(saver, tmp_path):
+    assert not saver.is_saved()
+    saver.write()
+    saver.wait()
+    assert saver.is_saved()
+    state = json.loads((tmp_path / "run" / "checkpoint-0" / "trainer_state.json").read_text())
+    assert "TrainerControl" in state["stateful_callbacks"]
+
+
 def test_a_scaler_is_among_the_states_where_there_is_one(make_trainer):
     for settings, scalers in (({}, []), ({"fp16": True}, ["scaler.pt"])):
         saver = TrainingRun(make_trainer(**settings)).checkpoints

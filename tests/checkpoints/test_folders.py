@@ -23,6 +23,7 @@ def test_the_newest_whole_one_is_taken_and_the_skipped_ones_are_told(make_checkp
     for step in (10, 20):
         cut(make_checkpoint(step) / "optimizer.pt")
     assert folders.checkpoint_to_resume("True", str(tmp_path)) == str(whole)
+    assert folders.checkpoint_to_resume(whole, "elsewhere") == str(whole)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert f"Skipping {tmp_path / 'checkpoint-20'}, which is damaged: optimizer.pt has 10 bytes" in told[0]
@@ -138,6 +139,14 @@ def test_saves_are_numbered_in_their_order(make_checkpoint, tmp_path):
     make_checkpoint(5).rename(tmp_path / "new")
     folders.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-5"), 5)
     assert manifest.entry(str(tmp_path / "checkpoint-5"), "save") == 3
+
+
+def test_a_checkpoint_replaces_one_of_its_step_and_leaves_nothing_of_it(make_checkpoint, tmp_path):
+    make_checkpoint(5).rename(tmp_path / "new")
+    (make_checkpoint(5) / "of the old one").touch()
+    folders.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-5"), 5)
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+    assert "of the old one" not in os.listdir(tmp_path / "checkpoint-5")
 
 
 @pytest.mark.parametrize(

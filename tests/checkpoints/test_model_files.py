@@ -186,6 +186,17 @@ def test_a_folder_without_weights_says_which_file_it_lacks(make_model, tmp_path)
     )
 
 
+def test_numbers_and_empty_tensors_are_read(tmp_path):
+    first, second = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    first(torch.randn(4, 3))
+    for model in (first, second):
+        model.register_buffer("nothing", torch.empty(0, 3))
+    save_file(first.state_dict(), tmp_path / "model.safetensors")
+    loading.load_weights(second, str(tmp_path))
+    assert second.num_batches_tracked == 1
+    assert_same_weights(weights(second), weights(first))
+
+
 def test_weights_of_another_shape_are_another_models(make_model, tmp_path):
     save_file({**make_model().state_dict(), "head.bias": torch.ones(3)}, tmp_path / WEIGHTS)
     with pytest.raises(MisconfigurationException, match=r"^The weights in .* another model: .*:\n.*head.bias"):
