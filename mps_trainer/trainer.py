@@ -126,15 +126,15 @@ class Trainer:
     push_in_progress: Any = None
     hp_name: Callable[[Any], str] | None = None
     hp_search_backend: Any = None  # transformers' HPSearchBackend while a search runs
-    objective: Any = None  # of the trial's latest evaluation
+    objective: Any = None  # the trial's latest evaluation computed it
     _trial: Any = None
-    _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
+    _signature_columns: list[str] | None = None  # these may reach the model; None until they are asked for
     _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
     _mt_run: TrainingRun | None = None  # the one that is under way
     _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
     _mt_tokens_before: int = 0  # seen when the run began or resumed
     _mt_flos_per_token: int | None = None
-    _mt_length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
+    _mt_length_buckets: LengthBuckets | None = None  # the training data has them; None until they are asked for
 
     def __init__(
         self,
@@ -940,8 +940,8 @@ class Trainer:
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
 
-        The files are written in the background where that is safe, and then by none of the methods below. If writing
-        fails, training continues, and `train` raises CheckpointError at its end if that was the last checkpoint.
+        The files are written in the background where that is safe, from copies and not by `save_model` and the like.
+        If writing fails, training continues, and `train` raises CheckpointError at its end if that was the last one.
         """
         self.store_flos()
         run_dir = self._get_output_dir(trial)

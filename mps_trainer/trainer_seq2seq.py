@@ -23,7 +23,7 @@ class Seq2SeqTrainer(Trainer):
 
     args: Any
     model: Any
-    _gen_kwargs: dict[str, Any] | None = None  # of the evaluation or prediction that runs
+    _gen_kwargs: dict[str, Any] | None = None  # the evaluation or prediction that runs sets it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

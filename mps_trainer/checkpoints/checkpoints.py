@@ -45,8 +45,8 @@ class Checkpoints:
     The files of a checkpoint go to an unfinished folder, which then takes its name: a checkpoint that exists is
     complete. Training continues if one cannot be written.
 
-    A checkpoint that is written at once is on disk before the callbacks hear on_save and on_checkpoint_complete. One
-    that is written in the background is not when they hear on_save; a later step finds it written, and they hear
+    A checkpoint that is written at once is complete before on_save is called, and on_checkpoint_complete follows. One
+    that is written in the background is not complete at on_save. A later step finds that it is, and calls
     on_checkpoint_complete.
 
     Args:

@@ -80,7 +80,7 @@ def flush(path: str) -> None:
             # fsync there leaves the data in the drive's own cache, which a battery that dies takes with it
             import fcntl
 
-            with contextlib.suppress(OSError):  # not every file system has it
+            with contextlib.suppress(OSError):  # some file systems lack it
                 fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
                 return
         if os.name != "nt" or not os.path.isdir(path):

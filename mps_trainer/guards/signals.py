@@ -72,7 +72,7 @@ class SignalHandler:
             if self._speaks:
                 saving = "saving a checkpoint" + (" if the other processes still run" if self._processes else "")
                 text = f"\n{name}: finishing the step and {saving}. A second signal stops at once, without saving.\n"
-                with contextlib.suppress(OSError):  # not print: Python's buffers may be what the signal interrupted
+                with contextlib.suppress(OSError):  # print needs Python's buffers, which the signal may have hit
                     os.write(2, text.encode())
 
     def ask(self) -> None:

@@ -88,7 +88,7 @@ class TrainingRun:
             overrides.allow("saving while training goes on", *WRITERS)
 
         buckets = buckets_of(self.loader)
-        self.batches_in_one = 1 if buckets is None else buckets.chunks  # of those that buckets make of the arguments'
+        self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
         # an override of training_step may change a loss in place after it has returned it
         self.owns_losses = not overrides.has("training_step")
         self.waits_at_each_step = not overrides.allow(
@@ -128,7 +128,7 @@ class TrainingRun:
         trainer = self.trainer
         self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         own = ("create_optimizer", "create_optimizer_and_scheduler", "compute_loss", "training_step")
-        if trainer.optimizer is None and not trainer._mt_overrides.has(*own):  # which may train their own parameters
+        if trainer.optimizer is None and not trainer._mt_overrides.has(*own):  # these may train other parameters
             check_trainable(self.model)
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         trainer._mt_precision.check_weights(self.model, trainer.optimizer)
@@ -291,7 +291,7 @@ class TrainingRun:
         divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         tokens_before = trainer.state.num_input_tokens_seen
-        exchanges = trainer._mt_overrides.has("compute_loss")  # as TRL's: the other processes would wait for this one
+        exchanges = trainer._mt_overrides.has("compute_loss")  # TRL's does, and the other processes would wait
         padding = trainer._mt_loss.padding(len(batches))
         counts_itself = trainer._mt_overrides.has("_track_num_input_tokens")  # over all processes, as transformers'
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):

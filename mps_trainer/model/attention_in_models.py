@@ -120,7 +120,7 @@ def _attention_function(plain: Callable | None, shortest: int, told: set[str]) -
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal = bool(causal) and query.shape[2] > 1 and plain is not None  # as in sdpa; eager has its mask alone
+        causal = bool(causal) and query.shape[2] > 1 and plain is not None  # sdpa does so; eager has its mask alone
         mask = _mask_for(module, query, key, attention_mask, causal, shortest)
         used = {name for name, each in kwargs.items() if each is not None and each is not False}
         reason = next((text for name, text in _UNSUPPORTED.items() if name in used), "")

@@ -25,7 +25,7 @@ _STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoint
 
-KEPT_LOGS = 5000  # of the loss; a page has fewer pixels, and the file is written at each checkpoint
+KEPT_LOGS = 5000  # a page has fewer pixels, and each checkpoint writes the file
 
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # charts draw no larger values
 # Clock and memory at a log. Seconds are those of the training clock, which stands still between two sessions; bytes

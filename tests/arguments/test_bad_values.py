@@ -25,7 +25,7 @@ SINGLE = [
     ("seed", 2**32, "between 0 and 4294967295"),
     ("logging_steps", 0, "above 0 with logging_strategy='steps'"),
     ("save_steps", 0, "above 0 with save_strategy='steps'"),
-    # not a number of the kind
+    # These are no numbers of the kind.
     ("torch_empty_cache_steps", 1.0, "a whole number, not written as a fraction"),
     ("logging_steps", 2.5, STEPS_OR_FRACTION),
     ("learning_rate", math.nan, "a finite number"),
@@ -39,7 +39,7 @@ SINGLE = [
     ("do_train", 2, "true or false"),
     ("do_train", "maybe", "true or false"),
     ("fp16", 1.0, "true or false"),
-    # not one of the words
+    # These are none of the words.
     ("eval_strategy", "sometimes", "one of no, steps, epoch"),
     ("eval_strategy", True, "one of no, steps, epoch"),
     ("evaluation_strategy", "sometimes", "one of no, steps, epoch"),

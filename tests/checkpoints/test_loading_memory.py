@@ -120,7 +120,7 @@ def test_model_init_makes_no_second_model(make_args, mps):
 
     trainer = Trainer(args=make_args(max_steps=1), train_dataset=examples(8), model_init=Model)
     gc.collect()
-    others = mps.counters()["bytes_live"] - size(trainer.model)  # of earlier tests
+    others = mps.counters()["bytes_live"] - size(trainer.model)  # earlier tests have left these
     for _ in range(2):
         mps.reset()
         trainer.train()

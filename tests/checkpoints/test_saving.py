@@ -240,7 +240,7 @@ def limited(limit, first, last, size):
 
     def change(state, **_):
         if state.global_step in (first, last):
-            wait_for_background()  # what was begun before
+            wait_for_background()  # an earlier save may be under way
             limit(size if state.global_step == first else None)
 
     return callback(on_step_end=change)

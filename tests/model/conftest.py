@@ -1,4 +1,4 @@
-"""What the operators of a computation return."""
+"""Notes what the operators of a computation return."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
