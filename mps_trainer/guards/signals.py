@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -90,7 +91,8 @@ class SignalHandler:
         """Ends the run as the signal would have: KeyboardInterrupt with `message`, or exit status 143.
 
         Raises:
-            KeyboardInterrupt: for SIGINT; what scripts and notebooks expect of Ctrl-C. Python exits with 130.
+            KeyboardInterrupt: for SIGINT; what scripts and notebooks expect of Ctrl-C. Python exits with 130. Of
+                several processes the first prints `message` alone, and none prints a traceback.
             SystemExit: for SIGTERM, with 143, after printing `message`.
         """
         message = message if self._speaks else ""
@@ -98,7 +100,18 @@ class SignalHandler:
             if message:
                 tqdm.write(message, file=sys.stderr)  # print would continue the line of a bar
             raise SystemExit(128 + signal.SIGTERM)
-        raise KeyboardInterrupt(message)
+        interrupt = KeyboardInterrupt(message)
+        if self._processes is not None:  # each would print a traceback
+            sys.excepthook = functools.partial(_print_message, interrupt, sys.excepthook)
+        raise interrupt
+
+
+def _print_message(interrupt: KeyboardInterrupt, otherwise: Callable[..., Any], *raised: Any) -> None:
+    """Prints the message alone if `interrupt` was raised, calls `otherwise` if another error was."""
+    if raised[1] is not interrupt:
+        otherwise(*raised)
+    elif text := str(interrupt):
+        print(text, file=sys.stderr)
 
 
 def _end_at_once(signum: int) -> None:

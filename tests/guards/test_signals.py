@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import threading
+from unittest import mock
 
 import pytest
 from tqdm import tqdm
@@ -65,6 +67,21 @@ def test_a_run_ends_as_its_signal_would_end_it_with_a_line_that_continues_no_bar
     with tqdm(total=2):
         assert refusal(stop.end, "saved here", kind=error) == said
     assert ("\rsaved here\n" in capsys.readouterr().err) == (error is SystemExit)
+
+
+@pytest.mark.parametrize(("rank", "line"), [(0, "saved here\n"), (1, "")])
+def test_an_interrupt_of_several_processes_prints_one_line(rank, line, capsys, monkeypatch):
+    others = mock.Mock()
+    monkeypatch.setattr(sys, "excepthook", others)
+    stop = SignalHandler(processes=Processes(rank, 2))
+    stop.signum = signal.SIGINT
+    with pytest.raises(KeyboardInterrupt) as ended:
+        stop.end("saved here")
+    sys.excepthook(ended.type, ended.value, ended.tb)
+    assert capsys.readouterr().err == line
+    others.assert_not_called()
+    sys.excepthook(ValueError, another := ValueError("wrong"), None)
+    others.assert_called_once_with(ValueError, another, None)
 
 
 @pytest.mark.parametrize("theirs", [signal.SIG_IGN, lambda signum, frame: None])
