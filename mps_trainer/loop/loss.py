@@ -238,7 +238,7 @@ class UpdateLoss:
         given = [0.0 if items is None else float(items), items is None, may_be_used]
         total, unknown, used = trainer._mt_processes.sum(given)
         self._all_ignore_items = not used
-        return None if unknown else torch.tensor(int(total))
+        return None if unknown else torch.tensor(total if total % 1 else int(total))
 
     def divisors(self, batches: list[Any]) -> Sequence[SupportsFloat | None]:
         """Returns the divisor for the loss of each batch of an update; None for one without items and loss.

@@ -352,10 +352,10 @@ def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
 @pytest.mark.parametrize("name", ["_get_num_items_in_batch", "compute_loss"])
 def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(name):
     others = Others(theirs=[5.0, 0, 0])
-    loss = among(others, overrides=[name], _get_num_items_in_batch=lambda *_: torch.tensor(3))
+    loss = among(others, overrides=[name], _get_num_items_in_batch=lambda *_: torch.tensor(3.5))
     loss.model_uses_items = False
     for asked in (1, 2):
-        assert items(loss, batch(1, 1, 1)) == 8
+        assert items(loss, batch(1, 1, 1)) == 8.5
         assert others.asked == asked
 
 
