@@ -20,8 +20,9 @@ GENERATOR = "mps_trainer report"  # the mark of a file that may be written over,
 _MARKED = re.compile(
     rf'{{"generator": "{GENERATOR}"|<!DOCTYPE html>.*<meta name="generator" content="{GENERATOR} ', re.S
 )
-# As in checkpoints.manifest, which loads torch: a page is made without it.
+# These are the names of checkpoints.manifest, which loads torch: a page is made without it.
 _STATE = "trainer_state.json"
+_MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoint
 
@@ -193,23 +194,41 @@ def record_of(folder: str) -> RunRecord:
     steps = [int(found[1]) for name in os.listdir(folder) if (found := _CHECKPOINT.fullmatch(name))]
     states = [(step, os.path.join(folder, f"checkpoint-{step}", _STATE)) for step in sorted(steps, reverse=True)]
     last_step, newest = next((each for each in states if os.path.isfile(each[1])), (0, None))
-    for name in (NAME, _STATE):  # both are written at the end of a run
-        if not os.path.isfile(path := os.path.join(folder, name)):
-            continue
-        record = read(folder) if name == NAME else _from_state(path)
-        reached: Any = record.outcome.get("step")
-        if newest is None or record.outcome.get("kind") == RUNNING or not is_number(reached) or last_step <= reached:
-            return record
-        if os.path.getmtime(newest) <= os.path.getmtime(path):  # it is left of a longer run before
-            return record
-    if newest is not None:
-        return _from_state(newest)
+    known: RunRecord | None = None
+    try:
+        for name in (NAME, _STATE):  # both are written at the end of a run
+            if os.path.isfile(path := os.path.join(folder, name)):
+                record = read(folder) if name == NAME else _from_state(path)
+                if _is_last(record, path, last_step, newest):
+                    return record
+                known = known or record
+        if newest is not None:
+            return _from_state(newest)
+    except MisconfigurationException:
+        if known is None:
+            raise
+        return known  # only later files are damaged
     inside = sorted(os.path.join(folder, name) for name in os.listdir(folder))
     runs = [path for path in inside if os.path.isfile(os.path.join(path, NAME))]
     named = f"the output_dir of a run, such as {runs[0]}." if runs else "the output_dir of a run."
     raise MisconfigurationException(
         f"There is no training run in {folder}: it has no {NAME}, no {_STATE} and no checkpoint. Name {named}"
     )
+
+
+def _is_last(record: RunRecord, path: str, last_step: int, newest: str | None) -> bool:
+    """Returns True unless a run has gone on after the file at `path`: in the state `newest`, at `last_step`."""
+    reached: Any = record.outcome.get("step")
+    if record.outcome.get("kind") == RUNNING:
+        end = os.path.join(os.path.dirname(path), _STATE)
+        if os.path.isfile(end) and os.path.getmtime(end) > os.path.getmtime(path):
+            return False
+        # a run that was killed may have saved a checkpoint after its record; transformers' have no manifest
+        if newest is not None and os.path.isfile(os.path.join(os.path.dirname(newest), _MANIFEST)):
+            return True
+    if newest is None or not is_number(reached) or last_step <= reached:
+        return True
+    return os.path.getmtime(newest) <= os.path.getmtime(path)  # it is left of a longer run before
 
 
 def read(folder: str) -> RunRecord:

@@ -120,10 +120,25 @@ def test_a_checkpoint_of_a_run_that_has_gone_on_is_newer_than_the_record(tmp_pat
         state = tmp_path / "trainer_state.json"  # of the end of the resumed run
         state.write_text(json.dumps({**STATE, "global_step": 12}))
         assert record_of(str(tmp_path)).outcome["step"] == 12
-        # a run that was killed may have saved a checkpoint after its record
-        (tmp_path / name).write_text(json.dumps({**record, "outcome": {"kind": "running", "step": 4}}))
-        os.utime(tmp_path / name, (changed - 9, changed - 9))
-        assert record_of(str(tmp_path)).outcome["step"] == 4
+        checkpoint.write_text("{")
+        state.unlink()
+        os.utime(checkpoint, (changed, changed))
+        assert record_of(str(tmp_path)).outcome["step"] == 4  # the later one is damaged
+
+
+def test_a_run_that_was_killed_has_ended_where_transformers_went_on(tmp_path):
+    path, folder, end = tmp_path / NAME, tmp_path / "checkpoint-10", tmp_path / "trainer_state.json"
+    path.write_text(json.dumps(RunRecord("a", {"kind": "running", "step": 4}).to_dict()))
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(json.dumps({**STATE, "global_step": 10}))
+    os.utime(path, (1000, 1000))
+    assert record_of(str(tmp_path)).outcome == {"kind": "finished", "step": 10, "max_steps": 4}
+    (folder / "manifest.json").touch()  # this Trainer saved it after the record, and was killed
+    assert record_of(str(tmp_path)).outcome == {"kind": "running", "step": 4}
+    end.write_text(json.dumps({**STATE, "global_step": 12}))
+    assert record_of(str(tmp_path)).outcome["step"] == 12
+    os.utime(end, (999, 999))
+    assert record_of(str(tmp_path)).outcome["step"] == 4
 
 
 @pytest.mark.parametrize("state", ["[]", "{}", '{"log_history": 3}'])
