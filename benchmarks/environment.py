@@ -23,7 +23,7 @@ def describe() -> dict[str, Any]:
     """Returns date, versions, machine and command for the head of a result."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "command": " ".join(["python -m benchmarks", *map(without_folder, sys.argv[1:])]),
         "versions": versions(),
         "machine": {
             **{"system": platform.system(), "release": platform.release(), "architecture": platform.machine()},
@@ -36,6 +36,12 @@ def describe() -> dict[str, Any]:
             "load": os.getloadavg()[0],  # of the last minute: a quiet machine is near 0
         },
     }
+
+
+def without_folder(word: str) -> str:
+    """Returns a word of the command, of an absolute path the name alone: others have another place for it."""
+    flag, equals, path = word.rpartition("=")
+    return flag + equals + os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else word
 
 
 def measure(folder: str) -> dict[str, Any]:

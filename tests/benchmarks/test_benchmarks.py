@@ -2,12 +2,13 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import distributed, glue, learning, libraries, mrpc, simulated, startup, worker
+from benchmarks import distributed, environment, glue, learning, libraries, mrpc, simulated, startup, worker
 from benchmarks.__main__ import main, run
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
@@ -32,6 +33,16 @@ def check(result, name, entries, figures):
     assert set(result["rounds"][0]) == set(result["middles"]) == set(result["labels"]) == set(entries)
     for row in result["middles"].values():
         assert figures <= row.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "recorded"),
+    [("mrpc --data /home/me/data/", "mrpc --data data"), ("mrpc --data=/me/data --quick", "mrpc --data=data --quick")],
+)
+def test_the_command_has_names_of_folders_alone(monkeypatch, words, recorded):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *words.split()])
+    monkeypatch.setattr(environment, "measure_in_process", lambda name: {})
+    assert environment.describe()["command"] == f"python -m benchmarks {recorded}"
 
 
 STEPS = {"milliseconds_per_step"}
