@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, default_data_collator
 
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.loop.preemption import PreemptionHandler
 from mps_trainer.loop.run import TrainingRun
-from tests.conftest import assert_same_weights, callback, logged, weights, without_times
+from tests.conftest import assert_same_weights, callback, examples, logged, weights, without_times
 from tests.guards.test_signals import default_handlers  # noqa: F401
 
 pytestmark = pytest.mark.every_device
@@ -175,6 +175,16 @@ def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(assert_resum
 
     parts = {"callbacks": [callback(on_step_end=ask)], "data_collator": drawing}
     assert_resumes(step, lambda: parts, **{**SETTINGS, "save_strategy": "no"})
+
+
+def test_a_checkpoint_draws_the_same_again_where_the_first_batch_draws_nothing(assert_resumes):
+    rows = examples(40)
+
+    def collate(items):
+        return default_data_collator(items) if torch.equal(items[0]["x"], rows[0]["x"]) else drawing(items)
+
+    settings = {**SETTINGS, "train_sampling_strategy": "sequential"}
+    assert_resumes(4, lambda: {"data_collator": collate, "train_dataset": rows}, **settings)
 
 
 @pytest.mark.parametrize(("done", "has_ended"), [(3, False), (0, True)])
