@@ -196,6 +196,9 @@ def test_the_first_lines_and_the_report_name_it(train, make_model, device):
     trainer.args.chunked_attention = True
     for model in (make_model(), tiny("BloomForCausalLM")):  # without transformers' attention
         assert in_models.describe_attention(model, trainer.args) is None
+    gemma = tiny("Gemma2ForCausalLM")
+    gemma.model.layers[0].self_attn.attn_logit_softcapping = None  # MiMo V2 Flash has such layers
+    assert in_models.describe_attention(gemma, trainer.args) == "attention in chunks"
 
 
 def test_other_uses_of_a_mask_make_it_whole():
