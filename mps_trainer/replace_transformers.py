@@ -24,7 +24,7 @@ from .trainer_seq2seq import Seq2SeqTrainer
 from .training_args import TrainingArguments
 from .training_args_seq2seq import Seq2SeqTrainingArguments
 
-LIBRARIES = ("trl", "sentence_transformers", "setfit")  # which make their trainers when they are imported
+LIBRARIES = ("trl", "sentence_transformers", "setfit")  # they make their trainers when they are imported
 _CLASSES = (Trainer, TrainingArguments, Seq2SeqTrainer, Seq2SeqTrainingArguments)
 _MODULES = (
     transformers,
@@ -52,7 +52,7 @@ def replace() -> None:
     for module in _MODULES:
         # kept in transformers' modules: a reload of this module clears its variables, not theirs
         originals = vars(module).setdefault(REPLACED, {})
-        # so that remove_callback(ProgressCallback) and add_callback(ProgressCallback) use ours
+        # remove_callback(ProgressCallback) and add_callback(ProgressCallback) then use ours
         for ours in (*_CLASSES, ProgressCallback):
             name = ours.__name__
             if module is transformers or name in vars(module):

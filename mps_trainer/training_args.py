@@ -72,7 +72,7 @@ class TrainingArguments(
         apply_deprecated(self, declared)
         self._derive()
         for name in set(self._VALID_DICT_FIELDS).difference(TrainingArguments._VALID_DICT_FIELDS):
-            setattr(self, name, read_json_of_library(name, getattr(self, name)))  # as transformers does
+            setattr(self, name, read_json_of_library(name, getattr(self, name)))  # transformers does so
         self.check()
         if self._stands_in:
             _ = self.distributed_state
@@ -100,7 +100,7 @@ class TrainingArguments(
         if self.accelerator_config is None:
             self.accelerator_config = {}
         for name in ("hub_token", "push_to_hub_token"):
-            if getattr(self, name) in ("", f"<{name.upper()}>"):  # what to_dict() puts in the place of a token
+            if getattr(self, name) in ("", f"<{name.upper()}>"):  # to_dict() hides tokens so
                 setattr(self, name, None)
         if self.output_dir is None:  # transformers' default
             self.output_dir = "trainer_output"
@@ -189,7 +189,7 @@ class TrainingArguments(
     @property
     def distributed_state(self) -> Any:
         """Returns Accelerate's state of the processes, for libraries that use it."""
-        from .distributed.accelerate_state import shared_state  # which needs torch
+        from .distributed.accelerate_state import shared_state  # it needs torch
 
         return shared_state(self.device, self.world_size)
 
@@ -313,7 +313,7 @@ class TrainingArguments(
         level = transformers_logging.get_log_levels_dict().get(name, -1)
         return transformers_logging.get_verbosity() if level == -1 else level
 
-    # As data
+    # Conversion to data
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values, with tokens replaced by their names and without unset old arguments."""

@@ -152,7 +152,7 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
         if not 0 <= args.warmup_ratio <= 1:
             raise refuse("warmup_ratio", args.warmup_ratio, "between 0 and 1")
         _warn(args, declared["warmup_ratio"])
-        if 0 <= args.warmup_steps < 1:  # as ever, a number of steps takes precedence over the ratio
+        if 0 <= args.warmup_steps < 1:  # a number of steps takes precedence over the ratio
             args.warmup_steps = min(args.warmup_ratio, math.nextafter(1.0, 0.0))  # 1 would be one step
         args.warmup_ratio = None
     if args.logging_dir is not None:

@@ -66,7 +66,7 @@ class DeviceArguments:
     memory_guard: bool = option(
         True, "On mps, limit the memory of the run and release unused memory that torch keeps.", kw_only=True
     )
-    memory_fraction: Annotated[float | None, Accepts(ge=0, le=2)] = option(  # as torch takes it
+    memory_fraction: Annotated[float | None, Accepts(ge=0, le=2)] = option(  # torch takes these
         None, "Memory limit as a fraction of the maximum that Metal recommends; 0 means no limit. [1.0]", kw_only=True
     )
     keep_awake: bool = option(

@@ -64,7 +64,7 @@ def read_text_value(name: str, value: Any) -> str:
 
 
 def read_flag(name: str, value: Any) -> bool:
-    flag = FLAGS.get(str(value).lower())  # as text, which covers numpy's bool too
+    flag = FLAGS.get(str(value).lower())  # text covers numpy's bool too
     if flag is None:
         raise refuse(name, value, "true or false")
     return flag
@@ -154,7 +154,7 @@ def read_module_names(name: str, value: Any) -> str | list[str]:
 
 def read_device_request(name: str, value: Any) -> Any:
     read_devices(value)
-    return list(value) if isinstance(value, tuple) else value  # as JSON has it
+    return list(value) if isinstance(value, tuple) else value  # JSON has lists
 
 
 def read_path(name: str, value: Any) -> str:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _RELOAD = 15  # seconds between two pages of a run that goes on, and after which an open one loads itself again
 _COST = 100  # a page is written at most in a hundredth of the time
-_MOST_TRIALS = 40  # of a search, the last ones, that are compared in one page
+_MOST_TRIALS = 40  # one page compares the last ones of a search
 
 
 def _never_in_the_way(method: Callable[..., None]) -> Callable[..., None]:
@@ -121,7 +121,7 @@ class RunReport:
         if recorder is None or recorder.ended:
             return
         recorder.end(error)
-        # what was refused before a step was made leaves the folder as it was
+        # a run that was refused before its first step leaves the folder as it was
         has_trained = recorder.state.global_step > recorder.session.first_step
         if error is None or has_trained or isinstance(error, torch.OutOfMemoryError):
             self._write(recorder)

@@ -24,7 +24,7 @@ from ..utils.nested import map_plain_tensors, tensors_in
 if TYPE_CHECKING:
     from ..trainer import Trainer
 
-# What a step of more batches does is the same from the second on.
+# From its second batch on, a step does the same for each.
 _MOST_ACCUMULATION = 2
 Memo = dict[int, Any]  # the copies by the id of what was copied, as copy.deepcopy has it
 

@@ -26,7 +26,7 @@ _FALLS_BACK_BEFORE: dict[str, tuple[int, ...] | None] = {
     "aten::upsample_nearest3d.vec": (2, 8),
 }
 
-# Where the dispatcher looks for a kernel when a device has none of its own, in its order.
+# The dispatcher looks here for a kernel when a device has none of its own, in this order.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 _KINDS = ("native", "composite", "cpu")

@@ -61,7 +61,7 @@ class Tracer:
         if self._stack is not None:
             raise RuntimeError("This Tracer is recording already. Leave its `with` block before entering it again.")
         with contextlib.ExitStack() as stack:
-            # Not the attention that the CPU takes and mps has not.
+            # mps does not have the attention that the CPU takes
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(autocast_of_mps())
             stack.enter_context(self.phases)

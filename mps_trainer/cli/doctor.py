@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.facts is None:
         facts, source = gather_all_facts(), ""
     else:
-        arguments.failure = WRONG_INPUT  # what fails from here on is the file
+        arguments.failure = WRONG_INPUT  # from here on, the file is at fault
         facts, source = read_facts(arguments.facts)
     if arguments.json:
         print(json.dumps(report(facts), indent=2))

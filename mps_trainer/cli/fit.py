@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the script until it trains and prints what its step needs; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
-    os.environ[USE_CPU] = "true"  # also on a Mac: nothing of the script needs the device
+    os.environ[USE_CPU] = "true"  # the script needs no device, on a Mac either
     from unittest import mock  # here, because it imports asyncio
 
     from .. import trainer_seq2seq  # noqa: F401 (so that the next import prints only its own line)

@@ -10,7 +10,7 @@ from ..errors import MisconfigurationException
 from ..utils.text import did_you_mean
 
 SHELLS = ("bash", "zsh")
-# What a shell proposes for an argument, by its metavar.
+# A shell proposes these for an argument, by its metavar.
 _PROPOSED = {"FILE": "file", "SCRIPT": "file", "ARGUMENTS": "file", "DIR": "directory", "OUTPUT_DIR": "directory"}
 _OTHER_SPELLING = str.maketrans("-_", "_-")
 
@@ -35,7 +35,7 @@ class OneLineParser(argparse.ArgumentParser):
             action.complete = _PROPOSED[action.metavar]  # type: ignore[attr-defined]  # shtab looks for it
         twins = [f"--{flag[2:].translate(_OTHER_SPELLING)}" for flag in flags if flag.startswith("--")]
         if twins := [twin for twin in twins if twin not in flags]:
-            # as an argument of its own, so that help and completion show one spelling
+            # it is an argument of its own, so that help and completion show one spelling
             unseen = {"dest": action.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             super().add_argument(*twins, **{**settings, **unseen})
         return action

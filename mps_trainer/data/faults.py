@@ -67,7 +67,7 @@ def why_worker_died(error: BaseException, batches: Any) -> str | None:
 
 def refuse_in_starting_process() -> None:
     """Raises MisconfigurationException where a spawned process imports the script, and the script trains at once."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing itself asks so
         raise MisconfigurationException(
             "A process that loads data has imported this script, and the script has begun to train again. Put its "
             "work under `if __name__ == '__main__':`, so that it runs once; or give dataloader_num_workers=0. Such "

@@ -35,10 +35,10 @@ RECORDED_VARIABLES = (
     "ZE_AFFINITY_MASK",
 )
 
-# What an issue has to name, and what training needs.
+# An issue has to name these, and training needs most of them.
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors", "mlx")
 
-_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86, the last of arm64; as /proc/cpuinfo has them
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 has the first two, arm64 the last
 CHIP = "machdep.cpu.brand_string"  # the sysctl with the name of a Mac's chip
 
 # Set by torchrun for every process it starts; each with the smallest value that makes sense.
@@ -74,11 +74,11 @@ class MachineFacts:
     mps_allocation_ok: bool = False  # one tensor was made on the device and read back
     mps_allocation_error: str | None = None  # first line
     mps_simulated: bool = False  # mps_trainer.simulator has put an mps device into this process
-    cuda_built: bool = False  # also true of a ROCm build, which torch shows as cuda
+    cuda_built: bool = False  # a ROCm build counts, which torch shows as cuda
     cuda_count: int = 0
     xpu_built: bool = False
     xpu_count: int = 0
-    intel_gpus: int | None = None  # as Linux lists them, whatever torch can see; None on other systems
+    intel_gpus: int | None = None  # Linux lists them, whatever torch can see; None on other systems
 
     environment: dict[str, str] = field(default_factory=dict)  # those of RECORDED_VARIABLES that are set
     fallback_when_torch_loaded: bool | None = None  # None: torch has not been loaded in this process
@@ -94,15 +94,15 @@ class MachineFacts:
     mlx_launch: bool = False  # mlx.launch has started the processes, and the numbers above are from its variables
     mlx: bool = False  # MLX is installed, over which several processes on mps exchange gradients; one does not ask
 
-    # What only a report wants: gather_all_facts() fills it in, gather_facts() leaves it unknown.
+    # Only a report wants these: gather_all_facts() fills them in, gather_facts() leaves them unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"
     cpu_bfloat16: bool | None = None  # the processor has instructions for bfloat16; Linux only
     model: str | None = None  # macOS only (hw.model): "Mac15,6"
     memory_bytes: int | None = None
-    recommended_bytes: int | None = None  # what Metal recommends as the most to hold on mps
+    recommended_bytes: int | None = None  # Metal recommends to hold no more on mps
     mlx_backends: str | None = None  # MLX's distributed engines, "ring, jaccl"; None except on a Mac with MLX
     conda: bool | None = None  # this Python belongs to an environment of conda
-    nvidia_gpus: int | None = None  # as NVIDIA's driver lists them, whatever torch can see; Linux only
+    nvidia_gpus: int | None = None  # NVIDIA's driver lists them, whatever torch can see; Linux only
     cache_folder: str | None = None
     cache_free_bytes: int | None = None
     packages: dict[str, str] = field(default_factory=dict)  # versions of those of PACKAGES that are installed

@@ -51,11 +51,11 @@ class Rejected:
 class Decision:
     """The device of this process and the reasons. `str()` is for people, `to_dict()` for machines."""
 
-    type: str  # as torch names it: "mps", "cuda", "xpu" or "cpu"
+    type: str  # torch's name: "mps", "cuda", "xpu" or "cpu"
     index: int | None  # None for mps and cpu, which have one device
     reason: str
     rejected: tuple[Rejected, ...] = ()
-    notes: tuple[str, ...] = ()  # what the user should know before training
+    notes: tuple[str, ...] = ()  # the user should know these before training
     idle: str | None = None  # why this Mac's GPU stays idle and what to do, in one line
     world_size: int = 1  # torchrun's numbers as used; one process without it
     rank: int = 0

@@ -188,7 +188,7 @@ def evaluate_dataset(
         if args.auto_find_batch_size:
             before = rng_state()  # a loader draws
         try:
-            precision = trainer._mt_precision.applied_to(trainer.model)  # also for an override of evaluation_loop
+            precision = trainer._mt_precision.applied_to(trainer.model)  # an override of evaluation_loop needs it
             with absent_named(doing), explained(trainer, doing), precision:
                 output = trainer.evaluation_loop(loader, **settings)
             break

@@ -124,7 +124,7 @@ class SavableLogs:
             state.save_to_json(path)
         except OSError:
             raise
-        except Exception:  # of an object that is copied first, whatever it raises
+        except Exception:  # an object that is copied first may raise any
             savable = copy.copy(state)
             savable.log_history = [self.of(entry) for entry in state.log_history]
             savable.save_to_json(path)

@@ -18,7 +18,7 @@ from ..utils.nested import map_tensors
 from .fake_tensors import fake_mode, make_fake, modules_convert_fakes
 from .quantized import quantize, size_and_format
 
-# What from_pretrained is told about the files with the weights, and what its configuration has to know of it.
+# These arguments tell from_pretrained about the files with the weights, and its configuration needs the first ones.
 _OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
 _OF_LOADING = """
     low_cpu_mem_usage device_map max_memory offload_folder offload_buffers state_dict variant use_safetensors

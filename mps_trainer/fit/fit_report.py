@@ -10,7 +10,7 @@ from .memory_tracker import KINDS
 
 GIB = 2**30
 SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GB
-# What llama.cpp's logs show on many Macs with macOS 15 and later ("use residency sets = true"), in GiB. 16: also
+# llama.cpp's logs show these on many Macs with macOS 15 and later ("use residency sets = true"), in GiB. 16: also
 # llmfit pull request 754; 48: llama.cpp 16634; 128: ollama 17367 and ds4 893. The logs have no Mac with 96 GB.
 _HIGHER = {16: 11.84, 24: 17.76, 32: 24.96, 36: 28.08, 48: 37.44, 64: 51.84, 128: 107.52}
 

@@ -186,7 +186,7 @@ def _not_known(*args: Any, **kwargs: Any) -> Any:
     )
 
 
-# What these return depends on values, which fake tensors do not have.
+# The results of these depend on values, which fake tensors do not have.
 _WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
     _ATEN._local_scalar_dense.default: _number,
     _ATEN.nonzero.default: _nonzero,

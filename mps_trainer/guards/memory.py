@@ -24,7 +24,7 @@ class MemoryTable:
 
     device: str
     live: int | None = None  # in tensors
-    driver: int | None = None  # of this process, with torch's cache
+    driver: int | None = None  # this process holds it, with torch's cache
     recommended: int | None = None  # the maximum that Metal recommends; elsewhere the device's memory
     model: int = 0
     gradients: int = 0

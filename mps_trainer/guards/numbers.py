@@ -39,7 +39,7 @@ class NumberWatch:
     def __init__(self, scaled: bool = False) -> None:
         self.scaled = scaled
         self.first: NonFinite | None = None
-        self.steps = 0  # that have such a number, since it was last taken
+        self.steps = 0  # they have had such a number since the last take()
         self._overflows = 0  # in a row
 
     def look(

@@ -24,7 +24,7 @@ from .processes import shell_status, signals_handled
 from .settings import COMMAND
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
-# without these ssh waits for ever for a lost machine, and reports the end of each connection
+# Without these, ssh waits for ever for a lost machine, and reports the end of each connection.
 _OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=2", "-o", "LogLevel=ERROR")
 _INTERRUPT = b"\x03"  # Ctrl-C, as typed into the terminal that ssh makes
 _NOT_CONNECTED = 255  # the status of ssh

@@ -178,5 +178,5 @@ class GivenMask:
             scores.masked_fill_(hidden, lowest)
         else:
             hidden = rows == -torch.inf
-            scores.add_(rows.to(scores.dtype).clamp(min=lowest))  # of minus infinity alone softmax would make NaN
+            scores.add_(rows.to(scores.dtype).clamp(min=lowest))  # softmax makes NaN of minus infinity alone
         return torch.softmax(scores, -1).masked_fill_(hidden, 0)

@@ -55,4 +55,4 @@ def is_placed(model: nn.Module, args: TrainingArguments) -> bool:
     if args.place_model_on_device is not None:
         return args.place_model_on_device
     full_eval = args.fp16_full_eval or args.bf16_full_eval  # moves the model itself, in another format
-    return not (full_eval or spans_devices(model) or args.fsdp)  # which is brought there block by block
+    return not (full_eval or spans_devices(model) or args.fsdp)  # FSDP brings it there block by block

@@ -50,7 +50,7 @@ class _Uncompiled:
                         state["step"],
                         exp_avg,
                         exp_avg_sq,
-                        None,  # of amsgrad
+                        None,  # amsgrad has this state
                         group["lr"],
                         *group["betas"],
                         group["weight_decay"],

@@ -19,7 +19,7 @@ from .record import RunRecord
 COLORS = 8  # --c0 to --c7 in page.css
 _DASHES = 4  # for the runs beyond the colors
 _MARKED = 40  # points of a curve up to which each is marked
-_POINTS = 2000  # of a chart: each has a text to point at
+_POINTS = 2000  # each point of a chart has a text
 _FEWEST = 60  # points of a curve
 _SIZE = 460, 220  # units, which are pixels at the width of half a page
 _WIDE = 760

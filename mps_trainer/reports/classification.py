@@ -14,11 +14,11 @@ from ..utils.text import as_line
 
 logger = logging.getLogger(__name__)
 
-MOST_CLASSES = 20  # of a confusion matrix
+MOST_CLASSES = 20  # a confusion matrix has no more
 _MOST_MISTAKES = 10
 _MOST_EXAMPLES = 100_000
 _LONGEST = 300  # characters of a text
-_TOKENS = 256  # that are decoded for it
+_TOKENS = 256  # it decodes no more
 _AT_A_TIME = 4096  # rows whose probabilities are in memory
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _APART = 0.25  # seconds between two looks at clock and memory, however often is logged
 _MARKS = 4000  # after which every other one is dropped, and those to come are twice as far apart
 _RUNTIME = "_runtime"
-_WARNINGS = 100  # that are kept of a session
+_WARNINGS = 100  # a session keeps no more
 _SAVED_APART = 5.0  # seconds between two savings of the record at checkpoints
 # Kinds of events that stay when their steps are made again
 _LASTING = ("begin", "restart", "resume", "warning", "fault", "stop")
@@ -88,7 +88,7 @@ class Recorder:
     def log(self, logs: dict[str, Any]) -> None:
         """Records a log of the run."""
         if "loss" in logs:
-            # not after an evaluation, whose time would lie before the mark and its event behind it
+            # a mark after an evaluation would lie between its time and its event
             if not self.ended and time.perf_counter() - self._looked >= self._apart:
                 self._look()
             return
@@ -111,7 +111,7 @@ class Recorder:
         """Writes the record so far. Raises OSError."""
         self.session.seconds = self._now() - self.session.offset
         self._update()
-        os.makedirs(self.folder, exist_ok=True)  # that of a trial that has saved nothing
+        os.makedirs(self.folder, exist_ok=True)  # a trial that has saved nothing has none
         record.write(self.record, self.folder)
         self._saved = time.perf_counter()
 

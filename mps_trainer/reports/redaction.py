@@ -50,7 +50,7 @@ def rules_of(args: Any) -> dict[str, Rule]:
 
 def shown(value: Any, rule: Rule | None) -> Any:
     """Returns `value` in types that JSON has, with NOT_SHOWN for what the rule does not allow. None allows nothing."""
-    value = getattr(value, "value", value)  # of an enum
+    value = getattr(value, "value", value)  # an enum has one
     if isinstance(value, (list, tuple)):
         return [shown(entry, rule) for entry in value]
     if value is None or rule is None:

@@ -23,7 +23,7 @@ from ..training_args import TrainingArguments
 from ..utils.text import as_line
 from .redaction import NOT_SHOWN, Rule, own_class, readable, shown
 
-_MOST_BATCHES = 20_000  # of an epoch, whose lengths are looked at: a hundredth of a second
+_MOST_BATCHES = 20_000  # reading their lengths takes a hundredth of a second
 _MOST_EXAMPLES = 200_000
 _LONGEST = 4000  # characters of a command line
 _GIT_TIMEOUT = 2.0  # seconds
@@ -106,7 +106,7 @@ def arguments_of(args: Any, rules: Mapping[str, Rule]) -> tuple[dict[str, Any], 
     values = _values_of(args)
     own = own_class(args)
     defaults = {f.name: getattr(f.default, "value", f.default) for f in fields(args) if f.default is not MISSING}
-    # as they are once they have been derived from each other, which a class of the user's may do in its own way
+    # the arguments derive defaults from each other, which a class of the user's may do in its own way
     defaults |= _values_of(own(output_dir=args.output_dir)) if issubclass(own, TrainingArguments) else {}
     changed = [name for name, value in values.items() if name != "output_dir" and value != defaults.get(name)]
     visible, usual = ({n: shown(v, rules.get(f"--{n}")) for n, v in each.items()} for each in (values, defaults))
@@ -120,7 +120,7 @@ def _values_of(args: Any) -> dict[str, Any]:
 
 def origin_of(dataset: Any, model: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
     """Returns command line, commit, dataset and base model of the run of this process, without those unknown."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # `python -m` sets it
     argv = [*(["-m", spec.name] if spec else sys.argv[:1]), *sys.argv[1:]]
     found = {
         "command": command_line(argv, rules),

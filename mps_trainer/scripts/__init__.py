@@ -21,7 +21,7 @@ from ..utils.text import sentence
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
 
-FIRST_SPEAKS = 5.0  # seconds, in which the first one may have a report to write, and torchrun sees that it has ended
+FIRST_SPEAKS = 5.0  # seconds: the first one may have a report to write, and torchrun sees that it has ended
 _INTERRUPTED = (
     "Interrupted. To continue from the newest checkpoint, if there is one, add --resume_from_checkpoint True to the "
     "command."
@@ -85,7 +85,7 @@ def set_up_logging(training_args: TrainingArguments) -> None:
     level = training_args.get_process_log_level()
     if not training_args.should_log or not on_terminal():
         transformers.utils.logging.disable_progress_bar()
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # where datasets is not loaded yet
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # datasets may load later
         if (datasets := sys.modules.get("datasets")) is not None:
             datasets.disable_progress_bars()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)

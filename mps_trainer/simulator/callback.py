@@ -22,7 +22,7 @@ class StepFigures:
 
     step: int
     operators: int
-    new_graphs: int  # that hardware compiles at this step
+    new_graphs: int  # hardware compiles them at this step
     blocking_reads: int
     host_to_device: int
     device_to_host: int

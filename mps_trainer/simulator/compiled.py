@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from .session import SimulatedMPS, simulated_mps
 
-# Of an M3; Inductor only asks for it to compare kernels by time, which it does not do for mps.
+# An M3 has 10. Inductor only asks for it to compare kernels by time, which it does not do for mps.
 _GPU_CORES = 10
 
 
@@ -218,5 +218,5 @@ def reason_of(error: BaseException) -> str:
         target = next((line.removeprefix("target: ") for line in lines if line.startswith("target: ")), "")
         return f"{type(error).__name__}: {lines[0]}" + (f" ({target})" if target else "")
     frames = traceback.extract_tb(error.__traceback__)
-    # What Metal lacks is a method of Inductor's that raises, without a word.
+    # A method of Inductor's raises, without a message, for what Metal lacks.
     return f"{type(error).__name__}" + (f" in {frames[-1].name}" if frames else "")

@@ -23,7 +23,7 @@ from .cuda import require_hidden
 from .simulation_report import SimulationReport, make_report
 from .visible import set_visible
 
-# What Metal recommends on a Mac of 24 GB: two thirds.
+# Metal recommends two thirds on a Mac of 24 GB.
 DEFAULT_MEMORY = "16GB"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

@@ -10,7 +10,7 @@ from .text import as_line, sentence
 TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
 WRONG_INPUT = 2  # the user can correct the command
 FAILED = 1  # a run that had begun
-UNFORESEEN = 1  # as Python exits after an uncaught error
+UNFORESEEN = 1  # Python exits so after an uncaught error
 INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
 

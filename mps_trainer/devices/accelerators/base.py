@@ -41,7 +41,7 @@ class Accelerator:
 
     kind: ClassVar[str]
     label: ClassVar[str]  # names one of them in a sentence
-    backends: ClassVar[tuple[str, ...]]  # of torch.distributed, the preferred one first; torch says which it has
+    backends: ClassVar[tuple[str, ...]]  # torch.distributed may have them; the preferred one is first
     indexed: ClassVar[bool] = True  # False where a machine has one of them, without a number
     formats: ClassVar[tuple[str, ...]]  # tensors there have these, of fp32, fp16, bf16 and fp64
     visible_variable: ClassVar[str] = ""  # the environment variable that chooses among several

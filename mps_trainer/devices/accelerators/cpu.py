@@ -12,8 +12,8 @@ from .base import Accelerator, Devices, Obstacle, host_stats, no_devices, read_d
 if TYPE_CHECKING:
     import torch
 
-# Of a step of MiniLM with 16 texts of 64 tokens on one thread (torch 2.13, an AMD EPYC with AVX512-BF16, 2026-11-23):
-# 1.07 s in float32 and 0.60 s under autocast to bfloat16. With `ONEDNN_MAX_CPU_ISA`, which hides instructions,
+# A step of MiniLM with 16 texts of 64 tokens took, on one thread (torch 2.13, an AMD EPYC with AVX512-BF16,
+# 2026-11-23), 1.07 s in float32 and 0.60 s under autocast to bfloat16. `ONEDNN_MAX_CPU_ISA` hides instructions: then
 # bfloat16 took 2.28 s instead of 1.28 s (AVX-512 without BF16), and 12.8 s instead of 1.16 s (AVX2).
 SLOW_BFLOAT16 = (
     "this processor has no instructions for bfloat16, and takes 1.8 times as long as in float32 with AVX-512, "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Apple's page on torch 1.12 (developer.apple.com/metal/pytorch).
 MINIMUM_MACOS = (((2, 15), (15, 0)), ((2, 9), (14, 0)), ((2, 5), (13, 0)), ((1, 12), (12, 3)))
 
-# Where `lightning.Trainer`, `lightning.Fabric` and the older package's Trainer have their class for mps.
+# `lightning.Trainer`, `lightning.Fabric` and the older package's Trainer have their classes for mps here.
 _LIGHTNINGS = (
     "lightning.pytorch.accelerators.mps",
     "lightning.fabric.accelerators.mps",

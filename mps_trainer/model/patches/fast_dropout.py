@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ...utils.attributes import attributes_replaced
 
-_VALUES = 2**16  # that 16 bits have
+_VALUES = 2**16  # 16 bits have so many
 
 
 def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> torch.Tensor:

@@ -49,7 +49,7 @@ class AttentionMasks:
                 return make(*args, **kwargs)
             if inspect.unwrap(make) is masking_utils.sdpa_mask and _is_padding_alone(kwargs):
                 return self._of_padding(kwargs)
-            # only who may leave the mask out asks whether there is padding
+            # transformers asks whether there is padding only if it may leave the mask out
             return make(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
         return mask

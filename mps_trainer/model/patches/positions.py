@@ -72,7 +72,7 @@ class _Positions:
         given = kwargs.get("position_ids") is not None or has_cache(kwargs)
         if args or given or type(tokens) is not torch.Tensor:
             return None
-        if torch.is_inference_mode_enabled() or is_transformed():  # what is made here could not be used again
+        if torch.is_inference_mode_enabled() or is_transformed():  # these could not be used again
             return None
         length, device = tokens.shape[1], tokens.device
         made = _kept(self._kept, (device, length), lambda: torch.arange(length, device=device).unsqueeze(0))

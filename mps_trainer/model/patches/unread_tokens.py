@@ -102,7 +102,7 @@ def _asking_for_first_token(plain: Any) -> Any:
     """Returns a `forward` of the classifier that asks the last layer for the first token if nothing reads others."""
     of_class = getattr(plain, "__func__", None)
 
-    @functools.wraps(of_class or plain)  # of which the arguments are read
+    @functools.wraps(of_class or plain)  # its signature is read
     def classify(self: Any, *args: Any, **kwargs: Any) -> Any:
         base = getattr(self, CLASSIFIERS[type(self).__name__])
         layer = base.encoder.layer[-1]
