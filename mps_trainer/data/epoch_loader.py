@@ -203,7 +203,8 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
     if is_distributed(loader):
         return loader
     # without `even`, all batches of the loader count: it has already left out an incomplete one
-    rank, size, drop_last = processes.rank, processes.size, loader.drop_last and even
+    drop_last = even and getattr(loader.batch_sampler, "drop_last", loader.drop_last)  # Accelerate asks it, too
+    rank, size = processes.rank, processes.size
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, even=even, drop_last=drop_last)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from mps_trainer.data.epoch_loader import EpochLoader, epoch_batches, length_of, num_examples, prepare_loader
+from mps_trainer.distributed import Processes
 from tests.conftest import Stream
 
 
@@ -73,3 +75,11 @@ def test_epoch_begun_in_the_middle_has_the_rest_of_its_batches(make):
     data = Counted()
     lists(epoch_batches(prepare_loader(DataLoader(data, 2)), 0, skip=3))
     assert data.loaded == [6, 7, 8, 9]  # those left out are not loaded
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_batch_sampler_of_the_users_says_whether_processes_leave_out_a_last_batch(drop_last):
+    """Accelerate asks it too; the loader's own `drop_last` is False beside a batch_sampler."""
+    loader = DataLoader(Counted(), batch_sampler=BatchSampler(SequentialSampler(range(9)), 3, drop_last))
+    theirs = prepare_data_loader(loader, num_processes=2, process_index=0, put_on_device=False)
+    assert len(prepare_loader(loader, processes=Processes(0, 2))) == len(theirs) == (1 if drop_last else 2)
