@@ -4,8 +4,15 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from mps_trainer.data.epoch_loader import EpochLoader, epoch_batches, length_of, num_examples, prepare_loader
+from mps_trainer.data.epoch_loader import EpochLoader, epoch_batches, length_of, num_examples
+from mps_trainer.data.epoch_loader import prepare_loader as prepare_by_args
+from mps_trainer.distributed import Processes
+from mps_trainer.training_args import TrainingArguments
 from tests.conftest import Stream
+
+
+def prepare_loader(loader):
+    return prepare_by_args(loader, TrainingArguments(use_cpu=True), Processes())
 
 
 class Counted(torch.utils.data.Dataset):
