@@ -40,9 +40,6 @@ def product(left: torch.Tensor, right: torch.Tensor, most: int | None = INNER - 
 
     Without parts, M1 and M2 compute a longer sum wrong, or, in 2-D from torch 2.14 on, with kernels that make 1.1 to
     1.4 instead of 7.8 to 12 TFLOPS on an M4 Max (pytorch issue 198182).
-
-    Args:
-        left, right: matrices, or as many of them each.
     """
     length = left.shape[-1]
     if most is None or length <= most:
