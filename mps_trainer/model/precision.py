@@ -123,13 +123,9 @@ class MixedPrecision:
             optimizer.step()
             return True
         stepped: list[bool] = []
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            self.scaler.step(optimizer)
-            stepped.append(True)
-        else:
-            hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-            self.scaler.step(optimizer)
-            hook.remove()
+        hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        self.scaler.step(optimizer)
+        hook.remove()
         self.scaler.update()
         self._unscaled.clear()
         self.step_was_skipped = not stepped
