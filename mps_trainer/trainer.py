@@ -40,7 +40,7 @@ from .checkpoints.rng import read_rng, set_rng
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import is_table, signature_columns, without_unused_columns
-from .data.epoch_loader import num_examples
+from .data.epoch_loader import num_examples, prepare_loader
 from .data.faults import refuse_in_starting_process
 from .data.plan import StepPlan
 from .data.samplers import eval_sampler, fitted_buckets, train_sampler
@@ -685,7 +685,7 @@ class Trainer:
             kept, collator, self.args, batch_size, sampler_fn, is_training, self.processing_class
         )
         split = is_training and buckets_of(loader) is not None
-        loader = dataloaders.prepare(loader, self.args, self._mt_processes, whole=split or None, even=is_training)
+        loader = prepare_loader(loader, self.args, self._mt_processes, whole=split or None, even=is_training)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloaders.make_persistent(loader, dataset, dataloader_key, self.args.seed)
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader

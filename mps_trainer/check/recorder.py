@@ -144,11 +144,7 @@ _FACTORS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "ad
 
 
 def matrix_product(name: str, tensors: Sequence[torch.Tensor]) -> Product | None:
-    """Returns the product that the operator `name`, such as "aten::addmm.out", computes; None for any other operator.
-
-    Args:
-        tensors: those among its arguments, in their order.
-    """
+    """Returns the product that the operator `name`, such as "aten::addmm.out", computes; None for others."""
     operator = name.removeprefix("aten::").partition(".")[0].rstrip("_")
     if operator not in _FACTORS or not name.startswith("aten::"):
         return None

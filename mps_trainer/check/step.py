@@ -53,8 +53,9 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
         _watch_batches(stand_in, tracer)
         tracer.on_device(stand_in.model)
         tracer.recorder.module(stand_in.model)
-        _train(stand_in, tracer, batches)
-        evaluate_batch(stand_in, tracer)
+        with stand_in._mt_precision.applied_to(stand_in.model):
+            _train(stand_in, tracer, batches)
+            evaluate_batch(stand_in, tracer)
     finally:
         set_rng(rng)
     return tracer.report()

@@ -16,13 +16,11 @@ from transformers.trainer_utils import RemoveColumnsCollator, seed_worker
 
 from ..errors import MisconfigurationException
 from .buckets import BucketBatchSampler, LengthBuckets
-from .epoch_loader import prepare_loader
 from .padding import PadToBucket
 from .samplers import warn_of_order
 from .workers import WorkerInit
 
 if TYPE_CHECKING:
-    from ..distributed import Processes
     from ..training_args import TrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -134,29 +132,6 @@ def kept_or_made(loader: Any, dataset: Any, make: Callable[[], Any], pass_number
         loader = make()
     loader.pass_number, loader.iteration = pass_number, 0
     return loader
-
-
-def prepare(
-    loader: Any, args: TrainingArguments, processes: Processes, whole: bool | None = None, even: bool = True
-) -> Any:
-    """Returns `loader` prepared for epochs, with the settings of `accelerator_config`.
-
-    With `split_batches`, a batch of `loader` is divided between all processes. `dispatch_batches` and `even_batches`
-    change nothing: each process loads its own batches, and no example is repeated to make them even.
-
-    Args:
-        whole, even: see `DistributedBatchSampler`; `whole` is `split_batches` by default.
-    """
-    config: Any = args.accelerator_config
-    return prepare_loader(
-        loader,
-        seedable=config.use_seedable_sampler,
-        data_seed=args.data_seed,
-        seed=args.seed,
-        processes=processes,
-        whole=config.split_batches if whole is None else whole,
-        even=even,
-    )
 
 
 def num_tokens(train_dl: DataLoader, max_steps: int | None = None) -> int:

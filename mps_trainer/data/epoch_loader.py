@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 from transformers.trainer_utils import has_length
 
 from ..checkpoints.rng import rng_state
-from ..distributed import Processes
 from ..errors import MisconfigurationException
 from ..guards.signals import block_signals_during_worker_start
 from .buckets import BucketBatchSampler, buckets_of
@@ -25,6 +24,10 @@ from .order import (
     set_epoch,
 )
 from .workers import WorkerInit, end_pass
+
+if TYPE_CHECKING:
+    from ..distributed import Processes
+    from ..training_args import TrainingArguments
 
 # settings that a loader made from another takes over, beside the dataset and the batching
 _SETTINGS = (
@@ -160,42 +163,36 @@ def _comparable_rng_state() -> tuple[Any, ...]:
 
 
 def prepare_loader(
-    loader: Any,
-    *,
-    seedable: bool = True,
-    data_seed: int | None = None,
-    seed: int = 0,
-    processes: Processes | None = None,
-    whole: bool = False,
-    even: bool = True,
+    loader: Any, args: TrainingArguments, processes: Processes, whole: bool | None = None, even: bool = True
 ) -> Any:
     """Wraps a `DataLoader` in an `EpochLoader`, like Accelerate's prepare(). Other loaders are returned unchanged.
 
+    With `use_seedable_sampler`, or several processes, whose global generators need not agree, a `RandomSampler` draws
+    each epoch from `data_seed` + epoch. `dispatch_batches` and `even_batches` change nothing: each process loads its
+    own batches, and no example is repeated to make them even.
+
     Args:
-        seedable: a `RandomSampler` draws each epoch from `data_seed` + epoch, not from torch's global generator. It
-            always does with several processes, whose global generators need not agree.
-        data_seed: None for the seed that torch was last given.
-        seed: the seed of the run, from which workers that persist are seeded in each pass.
-        processes: the processes of the run; each loads its share of the batches.
-        whole, even: how the batches are divided, see `DistributedBatchSampler`.
+        whole, even: how the batches are divided, see `DistributedBatchSampler`; `whole` is `split_batches` by default.
 
     Raises:
         MisconfigurationException: with several processes, for a dataset that gives whole batches.
     """
     if isinstance(loader, EpochLoader) or not isinstance(loader, DataLoader):
         return loader
-    processes = processes or Processes()
+    config: Any = args.accelerator_config
     batching = _batching(loader)
     if loader.num_workers:
         persists = loader.persistent_workers
-        batching["worker_init_fn"] = WorkerInit(loader.worker_init_fn, seed if persists else None, processes.rank)
+        batching["worker_init_fn"] = WorkerInit(loader.worker_init_fn, args.seed if persists else None, processes.rank)
     prepared = _remade(loader, EpochLoader, **batching)
     sampler = getattr(prepared.batch_sampler, "sampler", None)
-    if (seedable or processes.is_distributed) and isinstance(sampler, RandomSampler):
+    if (config.use_seedable_sampler or processes.is_distributed) and isinstance(sampler, RandomSampler):
         plain = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
-        order = SeededSampler(plain, torch.initial_seed() if data_seed is None else data_seed)
+        order = SeededSampler(plain, torch.initial_seed() if args.data_seed is None else args.data_seed)
         prepared.batch_sampler.sampler = order
-    return _distributed(prepared, processes, whole, even) if processes.is_distributed else prepared
+    if not processes.is_distributed:
+        return prepared
+    return _distributed(prepared, processes, config.split_batches if whole is None else whole, even)
 
 
 def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: bool) -> EpochLoader:

@@ -88,9 +88,6 @@ class DistributedBatchSampler(Sampler[list[int]]):
     another's: see `padding_batches`.
 
     Args:
-        batches: a batch sampler.
-        rank: the rank of this process.
-        size: the number of processes.
         whole: each batch of `batches` is divided between all processes.
         even: divide the end of an epoch evenly. If not, the last processes get none of it.
         drop_last: leave out the end of an epoch if there are fewer batches than processes.

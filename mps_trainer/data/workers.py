@@ -24,7 +24,6 @@ class WorkerInit:
     Args:
         then: the loader's own `worker_init_fn`, which is called as well.
         seed: the seed of the run; None for workers that live for one pass, which keep PyTorch's seeds.
-        rank: the rank of this process.
 
     Attributes:
         purpose: tells the draws of one loader from those of another; 0 for training.

@@ -8,7 +8,6 @@ model) in the gradient of its input, and the tokens of a batch in the gradient o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,27 +35,11 @@ class Product:
         return large and (self.batched or parse_version(torch_version) < MENDED_IN_2D)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A linear layer; `learns` says whether its weight does."""
-
-    inputs: int
-    outputs: int
-    learns: bool = True
-
-    def has_large_gradient(self, tokens: int) -> bool:
-        """Returns True if the gradient of its weight, from a batch of so many tokens, is such a product."""
-        return self.learns and tokens >= INNER and min(self.inputs, self.outputs) >= OUTER
-
-
 def product(left: torch.Tensor, right: torch.Tensor, most: int | None = INNER - 1) -> torch.Tensor:
     """Returns `left @ right`, summed in parts of at most `most` numbers each; None for one part.
 
     Without parts, M1 and M2 compute a longer sum wrong, or, in 2-D from torch 2.14 on, with kernels that make 1.1 to
     1.4 instead of 7.8 to 12 TFLOPS on an M4 Max (pytorch issue 198182).
-
-    Args:
-        left, right: matrices, or as many of them each.
     """
     length = left.shape[-1]
     if most is None or length <= most:
@@ -67,39 +50,3 @@ def product(left: torch.Tensor, right: torch.Tensor, most: int | None = INNER - 
     for first, second in parts:
         total += first @ second
     return total
-
-
-def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | None:
-    """Returns the warning for a model that an M1 or M2 is to train; None if it needs none."""
-    sizes = {name: sorted((layer.inputs, layer.outputs)) for name, layer in layers.items()}
-    names = [name for name, (narrow, wide) in sizes.items() if wide >= INNER and narrow >= OUTER]
-    if not names:
-        return None
-    size = sizes[names[0]][1]
-    if layers[names[0]].outputs == size:
-        return _warning(f"Gradients that come through {_first(names)} ({size:,} outputs)", torch_version)
-    return _warning(f"Outputs of {_first(names)} ({size:,} inputs)", torch_version)
-
-
-def warning_of_tokens(layers: Mapping[str, Layer], tokens: int, torch_version: str) -> str | None:
-    """Returns the warning for a batch of so many tokens; None if it needs none."""
-    names = [name for name, layer in layers.items() if layer.has_large_gradient(tokens)]
-    if not names:
-        return None
-    return (
-        _warning(f"Gradients of {_first(names)}, from a batch of {tokens:,} tokens,", torch_version)
-        + " Until then keep batch size times length below 32,767, with gradient_accumulation_steps for the rest."
-    )
-
-
-def _warning(what: str, torch_version: str) -> str:
-    return (
-        f"{what} may be wrong: torch {torch_version} computes matrix products that sum {INNER:,} "
-        f"numbers or more wrong on M1 and M2 (pytorch issue 177116). Install torch 2.14 or later: "
-        f"python -m pip install -U 'torch>=2.14'."
-    )
-
-
-def _first(names: Sequence[str]) -> str:
-    more = len(names) - 1
-    return names[0] + (f" and {more} more layer{'s' if more > 1 else ''}" if more else "")

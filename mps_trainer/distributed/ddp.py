@@ -60,10 +60,7 @@ def zero_gradient_backward(
 ) -> None:
     """Runs forward and backward without adding to the gradients, where the other processes wait for this one.
 
-    Args:
-        forward: returns the context of a forward pass.
-        compute_loss: `(model, inputs) -> loss`.
-        backward: computes the gradients of a loss.
+    `forward` returns the context of a forward pass.
     """
     if not fsdp.is_sharded(model):
         with forward():

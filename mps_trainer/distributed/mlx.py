@@ -106,15 +106,10 @@ class _Work(dist.Work):
 
 
 class Engine:
-    """Runs this process's collectives in one thread, and fails them in another if one takes longer than `timeout`.
+    """Runs this process's collectives in one thread, and fails them in another if one takes `timeout` seconds.
 
     MLX's collectives have no timeout. After a failure all further collectives fail, here and, because the connections
     are shut down, in the other processes.
-
-    Args:
-        group: MLX's group of all processes.
-        sockets: its TCP connections.
-        timeout: in seconds.
     """
 
     def __init__(self, group: Any, sockets: Sequence[Any], timeout: float) -> None:

@@ -25,8 +25,6 @@ class Processes:
     DifferentExchangesError. Numbers are exchanged in host memory, so nothing waits for the device.
 
     Args:
-        rank: the rank of this process, from 0.
-        size: the number of processes.
         timeout: how long a process waits for the others; None for torch's default.
     """
 

@@ -13,7 +13,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin, GradientAccumulatio
 from accelerate.utils.operations import concatenate, recursively_apply, send_to_device
 from torch.utils.data import DataLoader
 
-from ..data import dataloaders
+from ..data.epoch_loader import prepare_loader
 from ..distributed import Processes
 from ..distributed.accelerate_state import shared_state
 from ..model.precision import MixedPrecision
@@ -67,7 +67,7 @@ class TrainerAccelerator(Accelerator):
 
     def prepare_data_loader(self, data_loader: DataLoader, *args: Any, **kwargs: Any) -> Any:
         """Returns the loader with the share of this process. No example is in two shares."""
-        return dataloaders.prepare(data_loader, self._args, self._processes)
+        return prepare_loader(data_loader, self._args, self._processes)
 
     def gather(self, tensor: Any) -> Any:
         """Returns the tensors of all processes, concatenated. They may differ in the first dimension.

@@ -69,11 +69,7 @@ def _keeps_its_own(network: nn.Module) -> bool:
 
 
 def attention_chunked(shortest: int | None) -> contextlib.AbstractContextManager[None]:
-    """Makes transformers' models attend in chunks inside, while they train.
-
-    Args:
-        shortest: the number of keys from which they do; None for never.
-    """
+    """Makes transformers' models that train attend in chunks inside, from `shortest` keys on; None for never."""
     if shortest is None:
         return contextlib.nullcontext()
     masks, functions, told = ALL_MASK_ATTENTION_FUNCTIONS, ALL_ATTENTION_FUNCTIONS, set[str]()

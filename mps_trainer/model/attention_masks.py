@@ -61,7 +61,6 @@ class ChunkedMask:
 
     Args:
         visible: transformers' mask function of batch, head, query and key indices.
-        reach: what is known of it.
         q_offset, kv_offset: the positions of the first query and key.
         make_whole: makes the mask of tokens x tokens that the model's own attention takes.
     """

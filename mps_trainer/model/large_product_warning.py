@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..devices.facts import parse_version
 from ..devices.known_faults import M1_AND_M2, is_chip
-from ..devices.large_products import INNER, MENDED_IN_2D, Layer, warning_of_tokens, warning_of_width
+from ..devices.large_products import INNER, MENDED_IN_2D, OUTER
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,19 @@ def told_of_large_products(
     if device.type != "mps" or is_mended or not is_chip(chip, M1_AND_M2):
         yield
         return
-    layers = {name: layer for name, layer in linear_layers(model).items() if model.get_submodule(name) is not split}
-    _warn_once(warning_of_width(layers, torch.__version__))
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Linear, Conv1D)) and layer is not split and min(_sizes(layer)) >= OUTER
+    }
+    wide = {name: _sizes(layer) for name, layer in layers.items() if max(_sizes(layer)) >= INNER}
+    if wide:
+        inputs, outputs = next(iter(wide.values()))
+        if outputs >= inputs:
+            _warn_once(f"Gradients that come through {_first(wide)} ({outputs:,} outputs)")
+        else:
+            _warn_once(f"Outputs of {_first(wide)} ({inputs:,} inputs)")
+    learning = {name: layer for name, layer in layers.items() if layer.weight.requires_grad}
 
     def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
         if not torch.is_grad_enabled() or not args:  # an evaluation
@@ -45,28 +56,32 @@ def told_of_large_products(
         tokens = args[0].shape[:-1].numel()
         if tokens >= INNER:
             hooks.close()
-            _warn_once(warning_of_tokens(layers, tokens, torch.__version__))
+            _warn_once(
+                f"Gradients of {_first(learning)}, from a batch of {tokens:,} tokens,",
+                " Until then keep batch size times length below 32,767, with gradient_accumulation_steps for the "
+                "rest.",
+            )
 
     with contextlib.ExitStack() as hooks:
-        for name, layer in layers.items():
-            if layer.has_large_gradient(INNER):
-                hooks.callback(model.get_submodule(name).register_forward_pre_hook(look).remove)
+        for layer in learning.values():
+            hooks.callback(layer.register_forward_pre_hook(look).remove)
         yield
 
 
-def linear_layers(model: nn.Module) -> dict[str, Layer]:
-    """Returns the linear layers of `model` by name, those of GPT-2 (`Conv1D`) among them."""
-    layers = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            layers[name] = Layer(module.in_features, module.out_features, module.weight.requires_grad)
-        elif isinstance(module, Conv1D):
-            inputs, outputs = module.weight.shape
-            layers[name] = Layer(inputs, outputs, module.weight.requires_grad)
-    return layers
+def _sizes(layer: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Returns the inputs and outputs of a layer. GPT-2 has `Conv1D`, and quantized weights have other shapes."""
+    return (layer.nx, layer.nf) if isinstance(layer, Conv1D) else (layer.in_features, layer.out_features)
+
+
+def _first(layers: Mapping[str, Any]) -> str:
+    first, more = next(iter(layers)), len(layers) - 1
+    return first + (f" and {more} more layer{'s' if more > 1 else ''}" if more else "")
 
 
 @functools.cache
-def _warn_once(text: str | None) -> None:
-    if text is not None:
-        logger.warning(text)
+def _warn_once(what: str, more: str = "") -> None:
+    logger.warning(
+        f"{what} may be wrong: torch {torch.__version__} computes matrix products that sum {INNER:,} numbers or more "
+        "wrong on M1 and M2 (pytorch issue 177116). Install torch 2.14 or later: "
+        f"python -m pip install -U 'torch>=2.14'.{more}"
+    )

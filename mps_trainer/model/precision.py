@@ -15,7 +15,6 @@ from torch import nn
 from ..devices.accelerators import ACCELERATORS
 from ..devices.accelerators.cpu import SLOW_BFLOAT16
 from ..devices.facts import cpu_bfloat16
-from ..distributed.ddp import inside
 from ..distributed.sharded import is_sharded
 from ..errors import MisconfigurationException
 from ..utils.attributes import attributes_replaced
@@ -47,16 +46,12 @@ class MixedPrecision:
         self.scaler = torch.amp.GradScaler(device.type) if asked == "fp16" else None
         self.step_was_skipped = False
         self._unscaled: set[int] = set()
-        self._applied: set[nn.Module] = set()  # models whose forward is autocast
+        self._applied: set[nn.Module] = set()  # models whose forward is autocast now
         self.has_model = False  # whether a model has been prepared
 
     def prepare(self, model: nn.Module, place: bool = True) -> None:
-        """Applies the number format to the forward of `model`; moves it to the device, unless it is sharded."""
+        """Moves `model` to the device, unless it is sharded."""
         self.has_model = True
-        inner: Any = inside(getattr(model, "_orig_mod", model))
-        if self.dtype is not None and inner not in self._applied:
-            self._applied.add(inner)
-            inner.forward = self._autocast_forward(inner, [True])
         if place and not is_sharded(model):
             model.to(self.device)
 
@@ -128,13 +123,9 @@ class MixedPrecision:
             optimizer.step()
             return True
         stepped: list[bool] = []
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            self.scaler.step(optimizer)
-            stepped.append(True)
-        else:
-            hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-            self.scaler.step(optimizer)
-            hook.remove()
+        hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        self.scaler.step(optimizer)
+        hook.remove()
         self.scaler.update()
         self._unscaled.clear()
         self.step_was_skipped = not stepped

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from transformers.integrations.neftune import neftune_post_forward_hook
 
 from ..devices.facts import apple_chip, macos
 from ..distributed import Processes
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+from ..utils.attributes import attributes_replaced
 from ..utils.overrides import Overrides
 from .activation_checkpointing import enable_activation_checkpointing
 from .attention_in_models import attention_chunked, shortest_chunked
@@ -108,17 +110,11 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
             f"neftune_noise_alpha={alpha}, but {type(model).__name__} has no get_input_embeddings(), so the Trainer "
             "does not know where to add noise. Leave it out, or give the model that method."
         )
-
-    def add_noise(module: nn.Module, _: Any, embeddings: torch.Tensor) -> torch.Tensor | None:
-        if not module.training:
-            return None
-        # transformers computes it in float32, and the noise is to be the same in every bit
-        bound = float(alpha / torch.sqrt(torch.tensor(embeddings.size(1) * embeddings.size(2))))
-        return embeddings + torch.zeros_like(embeddings).uniform_(-bound, bound)
-
-    hook = get().register_forward_hook(add_noise)
+    embeddings = get()
+    hook = embeddings.register_forward_hook(neftune_post_forward_hook)
     try:
-        yield
+        with attributes_replaced([(embeddings, "neftune_noise_alpha", alpha)]):
+            yield
     finally:
         hook.remove()
 

@@ -40,10 +40,7 @@ class Recorder:
     It reads the host's clock and counters of memory, and never waits for the device.
 
     Args:
-        folder: the folder of the run's files.
-        resumed_from: the checkpoint that the run is resumed from.
         batch: examples in an update of all processes.
-        restarts: those of the run.
     """
 
     def __init__(

@@ -58,6 +58,13 @@ def test_a_bert_is_ready(make_trainer, settings):
     assert report.batch_shapes[0]["input_ids"] == "int64[8, 6]"
 
 
+def test_training_and_evaluation_are_cast_as_the_arguments_ask(make_trainer):
+    formats, model = set(), tiny(BERT)
+    model.classifier.register_forward_hook(lambda layer, args, result: formats.add((layer.training, result.dtype)))
+    trace_step(make_trainer({"model": model, "train_dataset": sentences(8), "eval_dataset": sentences(8)}, bf16=True))
+    assert formats == {(True, torch.bfloat16), (False, torch.bfloat16)}
+
+
 @pytest.mark.parametrize("batches", [1, 2])
 def test_the_number_of_items_that_a_model_divides_by_is_not_read_from_the_device(make_trainer, batches):
     rows = [{**row, "labels": row["input_ids"]} for row in sentences(16)]

@@ -7,7 +7,12 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from mps_trainer.data.epoch_loader import EpochLoader, epoch_batches, length_of, num_examples, prepare_loader
 from mps_trainer.distributed import Processes
+from mps_trainer.training_args import TrainingArguments
 from tests.conftest import Stream
+
+
+def prepared(loader, processes=None):
+    return prepare_loader(loader, TrainingArguments(use_cpu=True), processes or Processes())
 
 
 class Counted(torch.utils.data.Dataset):
@@ -32,13 +37,11 @@ def lists(batches) -> list:
 
 
 def test_prepared_loader_keeps_what_it_was_made_with_and_says_when_its_last_batch_was_given():
-    loader = prepare_loader(
-        DataLoader(Counted(), 3, sampler=RandomSampler(Counted()), drop_last=True, collate_fn=list)
-    )
+    loader = prepared(DataLoader(Counted(), 3, sampler=RandomSampler(Counted()), drop_last=True, collate_fn=list))
     assert isinstance(loader, EpochLoader)
     assert (loader.batch_size, loader.drop_last, loader.collate_fn, len(loader)) == (3, True, list, 3)
-    assert prepare_loader(loader) is loader
-    assert prepare_loader([1, 2]) == [1, 2]
+    assert prepared(loader) is loader
+    assert prepared([1, 2]) == [1, 2]
     assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
     assert loader.iteration == 1
     assert length_of(DataLoader(Stream(range(10)), 3)) is None
@@ -49,11 +52,11 @@ def test_prepared_loader_keeps_what_it_was_made_with_and_says_when_its_last_batc
 
 NUMBERS = range(10)
 LOADERS = [
-    lambda: prepare_loader(DataLoader(Counted(), 3, shuffle=True)),
-    lambda: prepare_loader(DataLoader(Counted(), batch_sampler=BatchSampler(NUMBERS, 3, False))),
-    lambda: prepare_loader(DataLoader(Stream(NUMBERS), 3)),
-    lambda: prepare_loader(DataLoader(Counted(), batch_size=None, sampler=NUMBERS)),
-    lambda: prepare_loader(DataLoader(Counted(), batch_size=None, sampler=BatchSampler(NUMBERS, 3, False))),
+    lambda: prepared(DataLoader(Counted(), 3, shuffle=True)),
+    lambda: prepared(DataLoader(Counted(), batch_sampler=BatchSampler(NUMBERS, 3, False))),
+    lambda: prepared(DataLoader(Stream(NUMBERS), 3)),
+    lambda: prepared(DataLoader(Counted(), batch_size=None, sampler=NUMBERS)),
+    lambda: prepared(DataLoader(Counted(), batch_size=None, sampler=BatchSampler(NUMBERS, 3, False))),
     lambda: DataLoader(Counted(), 3),
     lambda: DataLoader(Stream(NUMBERS), 3),
     lambda: Own(Counted(), 3),
@@ -73,7 +76,7 @@ def test_epoch_begun_in_the_middle_has_the_rest_of_its_batches(make):
         assert rest == whole[skip:]
         assert reached == [True]
     data = Counted()
-    lists(epoch_batches(prepare_loader(DataLoader(data, 2)), 0, skip=3))
+    lists(epoch_batches(prepared(DataLoader(data, 2)), 0, skip=3))
     assert data.loaded == [6, 7, 8, 9]  # those left out are not loaded
 
 
@@ -82,4 +85,4 @@ def test_a_batch_sampler_of_the_users_says_whether_processes_leave_out_a_last_ba
     """Accelerate asks it too; the loader's own `drop_last` is False beside a batch_sampler."""
     loader = DataLoader(Counted(), batch_sampler=BatchSampler(SequentialSampler(range(9)), 3, drop_last))
     theirs = prepare_data_loader(loader, num_processes=2, process_index=0, put_on_device=False)
-    assert len(prepare_loader(loader, processes=Processes(0, 2))) == len(theirs) == (1 if drop_last else 2)
+    assert len(prepared(loader, Processes(0, 2))) == len(theirs) == (1 if drop_last else 2)

@@ -9,6 +9,7 @@ from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.data.faults import rows_of_batches
 from mps_trainer.data.order import DistributedBatchSampler, LaterBatches, ShareOfStream
 from mps_trainer.distributed import Processes
+from mps_trainer.training_args import TrainingArguments
 from tests.conftest import Stream, refusal
 
 
@@ -86,13 +87,14 @@ def test_the_shares_of_a_stream_have_all_its_examples(count, size, batch_size, e
 
 
 def of_two(loader, rank: int, **settings):
-    return prepare_loader(loader, processes=Processes(rank, 2), **settings)
+    return prepare_loader(loader, TrainingArguments(use_cpu=True, **settings), Processes(rank, 2))
 
 
 def test_processes_draw_one_order_and_name_the_rows_of_their_own_batches():
     data, seen = list(range(23)), []
+    settings = {"accelerator_config": {"use_seedable_sampler": False}, "data_seed": 5}
     for rank in (0, 1):
-        loader = of_two(DataLoader(data, batch_size=3, sampler=RandomSampler(data)), rank, seedable=False, data_seed=5)
+        loader = of_two(DataLoader(data, batch_size=3, sampler=RandomSampler(data)), rank, **settings)
         assert of_two(loader, rank) is loader
         assert loader.total_batch_size == 6
         batches = [batch.tolist() for batch in loader]

@@ -15,6 +15,7 @@ from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.data.workers import close_workers
 from mps_trainer.distributed import Processes
 from mps_trainer.guards import signals
+from mps_trainer.training_args import TrainingArguments
 
 
 class Draws(Dataset):
@@ -44,7 +45,8 @@ def drawn():
 
 def loader_of(dataset, seed=7, processes=None, **settings):
     settings = {"num_workers": 2, "persistent_workers": True, "collate_fn": list, **settings}
-    return prepare_loader(DataLoader(dataset, 2, **settings), seed=seed, processes=processes)
+    args = TrainingArguments(use_cpu=True, seed=seed)
+    return prepare_loader(DataLoader(dataset, 2, **settings), args, processes or Processes())
 
 
 def passes(loader, *epochs):

@@ -80,8 +80,7 @@ class Accelerator:
     def precision_advice(cls, cpu_bfloat16: bool | None) -> str | None:
         """Returns a clause about the fastest number format; None where nothing was measured.
 
-        Args:
-            cpu_bfloat16: whether the processor multiplies bfloat16; None if unknown.
+        `cpu_bfloat16` says whether the processor multiplies bfloat16; None if unknown.
         """
         return None
 

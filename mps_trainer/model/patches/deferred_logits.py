@@ -121,10 +121,6 @@ class Head(NamedTuple):
         """Returns the logits of `hidden`, or the stand-in for them that `make` makes, with the layer's gradients."""
         return _Linear.apply(hidden, self.weight, self.bias, self, make)
 
-    def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Returns `rows @ weight`, as a sum of products over at most `most_words` words each."""
-        return product(rows, weight, self.most_words)
-
 
 class _Linear(torch.autograd.Function):
     @staticmethod
@@ -133,7 +129,7 @@ class _Linear(torch.autograd.Function):
         learns_hidden, learns_weight, *_ = ctx.needs_input_grad
         # A layer saves what it needs, so that a frozen one allows later changes of its input.
         ctx.save_for_backward(hidden if learns_weight else None, weight if learns_hidden else None)
-        ctx.product, ctx.dtype = head._replace(weight=None, bias=None).product, head.dtype  # type: ignore[arg-type]
+        ctx.most_words, ctx.dtype = head.most_words, head.dtype
         return make() if make is not None else nn.functional.linear(*head.operands(hidden))
 
     @staticmethod
@@ -144,9 +140,10 @@ class _Linear(torch.autograd.Function):
         grad, of_hidden, of_weight = grad.to(ctx.dtype), None, None
         rows = grad.reshape(-1, grad.shape[-1])
         if needed[0]:
-            of_hidden = ctx.product(rows, weight.to(ctx.dtype)).view(*grad.shape[:-1], -1)
+            of_hidden = product(rows, weight.to(ctx.dtype), ctx.most_words).view(*grad.shape[:-1], -1)
         if needed[1]:
-            of_weight = ctx.product(rows.T, hidden.reshape(-1, hidden.shape[-1]).to(ctx.dtype))
+            inputs = hidden.reshape(-1, hidden.shape[-1]).to(ctx.dtype)
+            of_weight = product(rows.T, inputs, ctx.most_words)
         return of_hidden, of_weight, rows.sum(0) if needed[2] else None, None, None
 
 
@@ -205,7 +202,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grads[2] += chunk.sum(0)
             of_logits = chunk.to(hidden.dtype)
             if grads[0] is not None:
-                grads[0][part] = head.product(of_logits, weight)
+                grads[0][part] = product(of_logits, weight, head.most_words)
             if grads[1] is not None:
                 grads[1].addmm_(of_logits.T, rows[part])
             del chunk, of_logits  # before the next ones are made

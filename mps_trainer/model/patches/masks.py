@@ -43,9 +43,8 @@ class AttentionMasks:
     def _without_asking(self, make: Callable) -> Callable:
         def mask(*args: Any, **kwargs: Any) -> Any:
             given = kwargs.get("attention_mask")
-            if not isinstance(given, torch.Tensor) or given.device.type != self.device.type:
-                return make(*args, **kwargs)
-            if torch.compiler.is_compiling():
+            is_on_device = isinstance(given, torch.Tensor) and given.device.type == self.device.type
+            if not is_on_device or torch.compiler.is_compiling():
                 return make(*args, **kwargs)
             if inspect.unwrap(make) is masking_utils.sdpa_mask and _is_padding_alone(kwargs):
                 return self._of_padding(kwargs)
