@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, SupportsFloat
 
+import torch
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.overview import announce
@@ -18,7 +19,8 @@ from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.plan import StepPlan
-from ..distributed.ddp import no_sync, zero_gradient_backward
+from ..distributed import fsdp
+from ..distributed.ddp import no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
@@ -325,14 +327,18 @@ class TrainingRun:
             supervised.note(self.trainer.state.global_step, self.trainer.state.train_batch_size)
 
     def zero_gradient_backward(self, batch: Any, num_items: Any) -> None:
-        """Runs a backward pass with zero gradients, where this process has no loss and the others wait for it."""
-        zero_gradient_backward(
-            self.model,
-            self.trainer._prepare_inputs(batch),
-            forward=self.trainer.compute_loss_context_manager,
-            compute_loss=functools.partial(self.trainer.compute_loss, num_items_in_batch=num_items),
-            backward=self.trainer._mt_precision.backward,
-        )
+        """Runs forward and backward without adding to the gradients, where the other processes wait for this one."""
+        trainer, model = self.trainer, self.model
+        inputs, is_sharded = trainer._prepare_inputs(batch), fsdp.is_sharded(model)
+        with fsdp.zeroed_gradients(model) if is_sharded else contextlib.nullcontext():
+            with trainer.compute_loss_context_manager():
+                # an override may exchange numbers with the other processes, and so do the blocks of a sharded model
+                loss = trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
+                if not is_sharded:
+                    trained = [parameter.sum().float() for parameter in model.parameters() if parameter.requires_grad]
+                    loss = torch.stack(trained) * 0.0
+                loss = loss.sum()
+            trainer._mt_precision.backward(loss)
 
     def update_weights(self) -> None:
         """Clips, steps the optimizer, then its schedule, and clears the gradients.
