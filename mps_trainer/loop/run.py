@@ -104,7 +104,7 @@ class TrainingRun:
         self.run_state.splits_batches, self.run_state.examples_at_a_time = splits_batches, examples_at_a_time
         self.gradients = Gradients(trainer, self.model)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
-        self.preemption = PreemptionHandler(trainer, self.signals, self.run_state, self.checkpoints)
+        self.preemption = PreemptionHandler(trainer, self.signals, self.run_state)
         in_order = overrides.allow("naming rows of the dataset in warnings", "get_batch_samples")
         self.history = BatchHistory(self.loader, self.plan, in_order)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
@@ -116,9 +116,7 @@ class TrainingRun:
             most_rows = getattr(sampler, "batch_size", None)
             self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, self.batch_size, most_rows)
         if args.stop_on_nan:
-            self.stop_on_nan = StopOnNan(
-                trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpoints
-            )
+            self.stop_on_nan = StopOnNan(trainer, self.run_state, self.gradients, self.nonfinite)
         trainer._mt_run = self
         trainer._mt_loss.start_run(self.loader)
         trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
@@ -271,7 +269,7 @@ class TrainingRun:
         if not done:  # back to the end of the epoch before it
             self.run_state.epoch_has_ended = True
             self.batch_source.restore_epoch_start()
-        self.save_and_end()
+        self.preemption.save_and_end()
 
     def may_save(self) -> bool:
         """Returns True if a checkpoint may be due after the next step."""
@@ -369,7 +367,7 @@ class TrainingRun:
         self.checkpoints.poll()
         self.signals.agree()
         if self.signals.signum is not None:
-            self.save_and_end()
+            self.preemption.save_and_end()
         trainer, state = self.trainer, self.run_state
         control = trainer.control
         asked = control.should_log or control.should_evaluate or control.should_save
@@ -389,7 +387,7 @@ class TrainingRun:
         if self.waits_at_each_step:
             self.nonfinite.warn()
         if self.signals.signum is not None:
-            self.save_and_end()
+            self.preemption.save_and_end()
         if self.drift is not None and asked:
             self.drift.begin(trainer.state.global_step)
 
@@ -407,15 +405,6 @@ class TrainingRun:
         if self.trainer._mt_memory_guard is not None:
             self.trainer._mt_memory_guard.maybe_release()
 
-    def _log_before_stop(self) -> None:
-        if self.trainer.state.global_step > self.meter.last_read_step:
-            with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended the `tee` that a callback writes to
-                self.log(self.run_state.grad_norm, self.run_state.learning_rate)
-
-    def save_and_end(self) -> NoReturn:
-        """Saves a checkpoint after a signal, and ends the run."""
-        self.preemption.save_and_end(self._log_before_stop)
-
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
         self.checkpoints.save_again()
@@ -425,7 +414,7 @@ class TrainingRun:
             waited = ", ".join(f"process {rank} {share:.0%}" for rank, share in enumerate(shares))
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
-        self.preemption.end_if_signalled(self._log_before_stop)
+        self.preemption.end_if_signalled()
         if self.args.auto_find_batch_size:  # transformers tells the size that was found there, too
             self.trainer._train_batch_size = self.trainer.state.train_batch_size or self.batch_size
         return output
