@@ -129,9 +129,8 @@ class StopOnNan:
         """
         meter = self.run_state.meter
         norm = meter.read_norm(grad_norm, step)
-        if meter.watch.first is not None:
-            found, _ = meter.watch.take()
-            assert found is not None
+        found, _ = meter.watch.take()
+        if found is not None:
             raise self._stop(found)
         return norm
 

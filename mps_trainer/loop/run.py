@@ -50,9 +50,6 @@ class TrainingRun:
 
     Attributes:
         model: the model as it is called: compiled, or one of several replicas, if the arguments say so.
-        loader: of the training batches.
-        plan: the epochs and steps.
-        run_state: what changes from update to update.
         num_examples: in the training dataset, if its length is known.
         num_train_samples: the examples of all steps of the plan.
         update_size: examples in an optimizer step of all processes.
