@@ -982,17 +982,14 @@ class Trainer:
         if self.args.restore_callback_states_from_checkpoint or is_restarted:
             load_callbacks(self._mt_events)
 
-    def _rotate_checkpoints(
-        self, use_mtime: bool = False, output_dir: str | None = None, state: TrainerState | None = None
-    ) -> None:
+    def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
         """Removes an overwritten run's checkpoints, now that there is one of this run, and those beyond the limit.
 
         Args:
             use_mtime: ignored. Checkpoints of earlier runs are known, and the others are ordered by step.
             output_dir: default the run's folder.
-            state: the state of the newest checkpoint; default the current one.
         """
-        self._mt_checkpoints.rotate(self.state if state is None else state, output_dir)
+        self._mt_checkpoints.rotate(output_dir)
 
     # The hub
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
 from transformers.trainer_utils import PredictionOutput
 
 from .evaluation import generation
@@ -31,14 +29,7 @@ class Seq2SeqTrainer(Trainer):
         if given is not None:
             self.model.generation_config = self.load_generation_config(given)
 
-    @staticmethod
-    def load_generation_config(gen_config_arg: str | Path | GenerationConfig) -> GenerationConfig:
-        """Returns generation settings: a copy of those given, or read from a file, a folder or the hub.
-
-        Raises:
-            MisconfigurationException: if they cannot be read, or contradict themselves.
-        """
-        return generation.load_generation_config(gen_config_arg)
+    load_generation_config = staticmethod(generation.load_generation_config)
 
     def evaluate(
         self,

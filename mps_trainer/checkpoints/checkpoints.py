@@ -354,8 +354,9 @@ class Checkpoints:
         own = [folder for folder in folders.find_checkpoints(self.run_dir) if folder not in self.stale]
         return self._shown(own[-1]) if own else None
 
-    def rotate(self, state: TrainerState, run_dir: str | None = None) -> None:
-        """Removes an overwritten run's checkpoints and those beyond the limit; the one of `state` is the newest."""
+    def rotate(self, run_dir: str | None = None) -> None:
+        """Removes an overwritten run's checkpoints and those beyond the limit."""
+        state = self._trainer.state
         run_dir = self.run_dir if run_dir is None else os.path.abspath(run_dir)
         newest = folders.find_checkpoints(run_dir)[-1:]
         if self._trainer._mt_run is not None:

@@ -82,7 +82,13 @@ def _newest_whole(output_dir: str) -> str:
     found = find_checkpoints(output_dir)
     newest, damaged = last_saved(found)
     if newest is not None:
-        _warn_of_order(newest, [folder for folder in found if folder not in damaged])
+        latest = [folder for folder in found if folder not in damaged][-1]
+        if newest != latest:
+            logger.warning(
+                "%s was saved last, but %s has a later step: another run wrote it, or this run was resumed from an "
+                "earlier step. Resuming from %s. To resume from the other one, name it in resume_from_checkpoint.",
+                newest, latest, newest,
+            )  # fmt: skip
         return newest
     if not damaged:
         raise MisconfigurationException(
@@ -97,45 +103,19 @@ def _newest_whole(output_dir: str) -> str:
 
 
 def last_saved(found: list[str]) -> tuple[str | None, dict[str, str]]:
-    """Returns the whole checkpoint of `found` that was saved last, and the faults of those saved after it."""
+    """Returns the whole checkpoint of `found` that was saved last, and the faults of those saved after it.
+
+    The numbers in their manifests order them; their steps where one has no manifest, because transformers wrote it.
+    """
+    saves = {folder: manifest.entry(folder, "save") for folder in found}
     faults: dict[str, str] = {}
-    for folder in reversed(in_order_of_saving(found)):
+    for folder in reversed(found if None in saves.values() else sorted(found, key=saves.__getitem__)):
         if (why := manifest.fault(folder)) is None:
             for skipped, reason in faults.items():
                 logger.warning("Skipping %s, which is damaged: %s. Resuming from %s.", skipped, reason, folder)
             return folder, faults
         faults[folder] = why
     return None, faults
-
-
-def in_order_of_saving(found: list[str]) -> list[str]:
-    """Returns checkpoint folders with the one that was saved first in front.
-
-    The numbers in their manifests decide; the time where the manifest of an earlier release has none; the step where
-    one has no time either, or where transformers wrote it.
-    """
-    for name in ("save", "written"):
-        places = [manifest.entry(folder, name) for folder in found]
-        if None not in places:
-            return [folder for _, _, folder in sorted(zip(places, range(len(found)), found, strict=True))]
-    return found
-
-
-def _warn_of_order(chosen: str, whole: list[str]) -> None:
-    """Warns if the steps or the clock say that another checkpoint than `chosen` is the newest."""
-    times = [manifest.entry(folder, "written") for folder in whole]
-    if chosen != whole[-1]:
-        logger.warning(
-            "%s was saved last, but %s has a later step: another run wrote it, or this run was resumed from an "
-            "earlier step. Resuming from %s. To resume from the other one, name it in resume_from_checkpoint.",
-            chosen, whole[-1], chosen,
-        )  # fmt: skip
-    elif None not in times and times != sorted(times):
-        logger.warning(
-            "The checkpoints in %s were not saved in the order of their steps: the clock was set back, or another "
-            "run wrote some of them. Resuming from %s, which was saved last.",
-            os.path.dirname(chosen), chosen,
-        )  # fmt: skip
 
 
 # Committing

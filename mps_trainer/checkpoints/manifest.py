@@ -138,8 +138,7 @@ def read(folder: str) -> dict[str, Any]:
 def entry(folder: str, name: str) -> Any:
     """Returns an entry of the manifest; None if it has none or is damaged.
 
-    `save` is the number of the save, which the first releases did not write; `written` the time, in seconds since
-    1970; `run` the id of a run under a supervisor.
+    `save` is the number of the save, `run` the id of a run under a supervisor.
     """
     try:
         return read(folder).get(name)

@@ -10,7 +10,6 @@ import copy
 import logging
 import os
 import pickle
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -33,7 +32,6 @@ from .surface import WRITERS, SavingTrainer
 
 logger = logging.getLogger(__name__)
 
-_JOINED = 32 << 20  # bytes of small tensors that come over together: each copy waits for the device
 _SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
 
 
@@ -153,27 +151,15 @@ def on_host(value: Any) -> Any:
 
     Dictionaries, lists and tuples are gone through; anything else that they hold is taken as it is.
     """
-    tensors = {_place(tensor): tensor for tensor in plain_tensors_in(value)}
-    batches: dict[Any, list[tuple]] = defaultdict(list)
-    total = 0
-    for place, tensor in tensors.items():
-        size = tensor.untyped_storage().nbytes()
-        is_small = tensor.device.type != "cpu" and size < _JOINED
-        batches[(tensor.device, total // _JOINED) if is_small else place].append(place)
-        total += size
     copies: dict[tuple, torch.UntypedStorage] = {}
-    for places in batches.values():
-        whole = [
-            torch.empty(0, dtype=torch.uint8, device=tensors[place].device).set_(tensors[place].untyped_storage())
-            for place in places
-        ]
-        joined = (whole[0] if len(whole) == 1 else torch.cat(whole)).to("cpu", copy=True)
-        parts = [joined] if len(whole) == 1 else [part.clone() for part in joined.split([len(each) for each in whole])]
-        copies.update(zip(places, (part.untyped_storage() for part in parts), strict=True))
 
     def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+        place = _place(tensor)
+        if place not in copies:
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            copies[place] = whole.to("cpu", copy=True).untyped_storage()
         empty = torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(copies[_place(tensor)], tensor.storage_offset(), tensor.size(), tensor.stride())
+        return empty.set_(copies[place], tensor.storage_offset(), tensor.size(), tensor.stride())
 
     return map_tensors(value, lambda tensor: map_plain_tensors(tensor, copy_of))
 

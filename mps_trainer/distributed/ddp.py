@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,28 +47,3 @@ def no_sync(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return fsdp.no_sync(model) if fsdp.is_sharded(model) else contextlib.nullcontext()
-
-
-def zero_gradient_backward(
-    model: nn.Module,
-    inputs: dict[str, Any],
-    forward: Callable[[], contextlib.AbstractContextManager],
-    compute_loss: Callable[[nn.Module, dict[str, Any]], torch.Tensor],
-    backward: Callable[[torch.Tensor], None],
-) -> None:
-    """Runs forward and backward without adding to the gradients, where the other processes wait for this one.
-
-    `forward` returns the context of a forward pass.
-    """
-    if not fsdp.is_sharded(model):
-        with forward():
-            compute_loss(model, inputs)  # an override may exchange numbers with the other processes
-            trained = [parameter.sum().float() for parameter in model.parameters() if parameter.requires_grad]
-            loss = torch.stack(trained).sum() * 0.0
-        backward(loss)
-        return
-    # each block waits for the other processes in forward and backward, so this one computes the same blocks
-    with fsdp.zeroed_gradients(model):
-        with forward():
-            loss = compute_loss(model, inputs).sum()
-        backward(loss)

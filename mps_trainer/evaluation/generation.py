@@ -67,8 +67,7 @@ def generate(model: Any, inputs: Mapping[str, Any], settings: Mapping[str, Any])
         config._from_model_config = False  # otherwise it would be made anew from the model's, with a warning
     # After its first generation transformers' Trainer has all defaults in the model's settings, max_length among
     # them, by which the next ones end and which are saved.
-    if hasattr(config, "_get_default_generation_params"):
-        config.update(**config._get_default_generation_params(), defaults_only=True)
+    config.update(**config._get_default_generation_params(), defaults_only=True)
     return tokens
 
 
@@ -83,11 +82,7 @@ def padded_to_longest(
 
 
 def padded(tokens: torch.Tensor, length: int, processing_class: Any, model: Any) -> torch.Tensor:
-    """Returns `tokens`, batch x length, padded on the right with the tokenizer's or the model's padding.
-
-    Raises:
-        MisconfigurationException: if neither has a token for it.
-    """
+    """Returns `tokens`, padded as `Seq2SeqTrainer._pad_tensors_to_max_len` says."""
     if hasattr(processing_class, "pad_token_id"):
         padding = processing_class.pad_token_id
         padding = processing_class.eos_token_id if padding is None else padding

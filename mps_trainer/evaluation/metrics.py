@@ -40,9 +40,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value)) if type(value) in (list, tuple) else [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray) and value.size == 1:
+    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
         return value.item()
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 

@@ -189,13 +189,12 @@ def sizes_to_begin_with(
         limit: most examples at a time, after a restart because of memory.
     """
     asked = args.train_batch_size
-    if limit is not None:
-        saved = None if resume_from is None else read_position(resume_from).get(EXAMPLES_AT_A_TIME)
-        return asked, min(limit, saved or limit)
-    if resume_from is None or not args.auto_find_batch_size:
-        return asked, None
-    found = read_state(resume_from).get("train_batch_size")
+    if resume_from is None or (limit is None and not args.auto_find_batch_size):
+        return asked, limit
     position = read_position(resume_from)
+    found = position.get(EXAMPLES_AT_A_TIME)
+    if limit is not None:
+        return asked, min(limit, found or limit)
     if EXAMPLES_AT_A_TIME in position:
-        return asked, position[EXAMPLES_AT_A_TIME]
-    return (asked if found is None else int(found)), None
+        return asked, found
+    return int(read_state(resume_from).get("train_batch_size") or asked), None

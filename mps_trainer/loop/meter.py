@@ -35,12 +35,9 @@ class _Unread:
             self.joined, self.numbers = self.vectors(), []
 
     def vectors(self) -> list[torch.Tensor]:
-        """Returns all numbers in few vectors of float32; numbers of one format are cast together."""
+        """Returns all numbers in few vectors of float32."""
         if not self.numbers:
             return self.joined
-        kind = self.numbers[0].dtype, self.numbers[0].device
-        if all((each.dtype, each.device) == kind and each.dim() == 0 for each in self.numbers):
-            return [*self.joined, torch.stack(self.numbers).detach().to(device=self.device, dtype=torch.float32)]
         return [*self.joined, torch.stack([_as_number(each, self.device) for each in self.numbers])]
 
     def copy(self) -> _Unread:
@@ -151,12 +148,8 @@ class LossMeter:
 
     def _drain(self, grad_norm: torch.Tensor | float | None) -> float | None:
         """Reads losses and `grad_norm` from the device into `_sum` in one sync, and checks that they are finite."""
-        losses, norms, self._losses, self._norms = (
-            self._losses,
-            self._norms,
-            _Unread(self.device),
-            _Unread(self.device),
-        )
+        losses, self._losses = self._losses, _Unread(self.device)
+        norms, self._norms = self._norms, _Unread(self.device)
         vectors = [*losses.vectors(), *norms.vectors()]
         is_among = bool(norms.numbers) and grad_norm is norms.numbers[-1]
         if isinstance(grad_norm, torch.Tensor) and not is_among:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 
 from ..callbacks.events import Events
-from ..checkpoints.checkpoints import Checkpoints
 from ..data.faults import naming, rows_of_batches
 from ..data.plan import StepPlan
 from ..distributed.full_state import local
@@ -113,16 +111,9 @@ class StopOnNan:
     """Checks each update before its step, with one sync, and stops the run at the first that is not finite."""
 
     def __init__(
-        self,
-        trainer: TrainerSurface,
-        run_state: RunState,
-        model: nn.Module,
-        gradients: Gradients,
-        reporter: NonFiniteReporter,
-        checkpoints: Checkpoints,
+        self, trainer: TrainerSurface, run_state: RunState, gradients: Gradients, reporter: NonFiniteReporter
     ) -> None:
-        self.trainer, self.run_state, self.model, self.gradients = trainer, run_state, model, gradients
-        self.reporter, self.checkpoints = reporter, checkpoints
+        self.trainer, self.run_state, self.gradients, self.reporter = trainer, run_state, gradients, reporter
         self._before: dict[str, Any] = {}
 
     def take_snapshot(self) -> None:
@@ -138,9 +129,8 @@ class StopOnNan:
         """
         meter = self.run_state.meter
         norm = meter.read_norm(grad_norm, step)
-        if meter.watch.first is not None:
-            found, _ = meter.watch.take()
-            assert found is not None
+        found, _ = meter.watch.take()
+        if found is not None:
             raise self._stop(found)
         return norm
 
@@ -159,18 +149,19 @@ class StopOnNan:
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
         """Returns the folder to resume from and a sentence about it."""
-        parameters = [local(each) for each in self.model.parameters() if each.is_floating_point()]  # own shards
+        checkpoints = self.trainer._mt_checkpoints
+        parameters = [local(each) for each in self.gradients.parameters if each.is_floating_point()]  # own shards
         is_damaged = not all(bool(torch.isfinite(each).all()) for each in parameters)
         if self.trainer._mt_processes.all_reduce_max([is_damaged])[0]:
             # saved now, they could push out a checkpoint that is worth more
-            self.checkpoints.wait()
+            checkpoints.wait()
             why = f"The weights after step {step} are not finite either, so they were not saved."
-            return self.checkpoints.newest(), why
-        self.checkpoints.save()
+            return checkpoints.newest(), why
+        checkpoints.save()
         if not self.trainer.args.should_save:
             return None, "The main process has saved a checkpoint of the previous step."
-        self.checkpoints.wait()
-        folder = self.checkpoints.folder()
+        checkpoints.wait()
+        folder = checkpoints.folder()
         if not os.path.isdir(folder):
             return None, "No checkpoint is left."
         return folder, f"{folder} holds the state before this step."

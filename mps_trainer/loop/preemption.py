@@ -7,10 +7,9 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from ..checkpoints.checkpoints import Checkpoints
 from ..devices.mlx_launch import RANK
 from ..devices.slurm import TASKS
 from ..guards.signals import SignalHandler, how_to_go_on
@@ -49,10 +48,8 @@ class PreemptionHandler:
         run_state: restored to what it was before an evaluation that the signal interrupts.
     """
 
-    def __init__(
-        self, trainer: TrainerSurface, signals: SignalHandler, run_state: RunState, checkpoints: Checkpoints
-    ) -> None:
-        self.trainer, self.signals, self.run_state, self.checkpoints = trainer, signals, run_state, checkpoints
+    def __init__(self, trainer: TrainerSurface, signals: SignalHandler, run_state: RunState) -> None:
+        self.trainer, self.signals, self.run_state = trainer, signals, run_state
         self._before_evaluation: dict[str, Any] | None = None
         self._takes_flags = script_takes_flags()
 
@@ -96,27 +93,25 @@ class PreemptionHandler:
         self.run_state.postponed = []
         return True
 
-    def save_and_end(self, log: Callable[[], None]) -> NoReturn:
+    def save_and_end(self) -> NoReturn:
         """Saves a checkpoint and ends the run. A resumed run does the evaluations and saves that were prevented.
-
-        Args:
-            log: logs the losses since the last log, if there are any.
 
         Raises:
             KeyboardInterrupt, SystemExit: see `SignalHandler.end`.
         """
-        control, was_evaluating = self.trainer.control, self._before_evaluation is not None
+        control, state, run = self.trainer.control, self.run_state, self.trainer._mt_run
         if self._before_evaluation is not None:
-            self.run_state.restore(self._before_evaluation)
-        if control.should_log:
-            log()
-        if control.should_evaluate or was_evaluating:
-            self.run_state.postponed = ["evaluate", *(["save"] if control.should_save else [])]
-        self.checkpoints.save()
-        self.checkpoints.wait()
+            state.restore(self._before_evaluation)
+        if control.should_log and self.trainer.state.global_step > state.meter.last_read_step:
+            with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended the `tee` that a callback writes to
+                run.log(state.grad_norm, state.learning_rate)
+        if control.should_evaluate or self._before_evaluation is not None:
+            state.postponed = ["evaluate", *(["save"] if control.should_save else [])]
+        self.trainer._mt_checkpoints.save()
+        self.trainer._mt_checkpoints.wait()
         self.signals.end(self._message())
 
-    def end_if_signalled(self, log: Callable[[], None]) -> None:
+    def end_if_signalled(self) -> None:
         """Ends a run that got a signal after its last step, with a checkpoint of that step.
 
         With `load_best_model_at_end` the weights are the best ones by now, and their checkpoint is there.
@@ -124,10 +119,10 @@ class PreemptionHandler:
         self.signals.agree()
         if self.signals.signum is None:
             return
-        state, is_saved = self.trainer.state, self.checkpoints.is_saved()
+        state, is_saved = self.trainer.state, self.trainer._mt_checkpoints.is_saved()
         has_best = self.trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
         if not is_saved and not has_best:
-            self.save_and_end(log)
+            self.save_and_end()
         step = state.global_step
         self.signals.end(f"Stopped after the last step, {step}, and before the work that follows training.")
 
@@ -150,9 +145,9 @@ class PreemptionHandler:
         state = self.trainer.state
         step, max_steps = state.global_step, state.max_steps
         machines = self.trainer._mt_processes.gather(self.trainer.args.local_process_index).count(0)
-        if (unsaved := self.checkpoints.unsaved) is not None:
+        if (unsaved := self.trainer._mt_checkpoints.unsaved) is not None:
             return f"Stopped after step {step}, but {unsaved}"
-        folder = self.checkpoints.folder()
+        folder = self.trainer._mt_checkpoints.folder()
         argv = list(sys.argv) if self._takes_flags else []
         if argv and (words := _command(argv[0])):
             argv[0] = words[-1]  # a module's name, where sys.argv has its file

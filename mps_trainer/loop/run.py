@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, SupportsFloat
 
+import torch
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.overview import announce
@@ -18,7 +19,8 @@ from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.plan import StepPlan
-from ..distributed.ddp import no_sync, zero_gradient_backward
+from ..distributed import fsdp
+from ..distributed.ddp import no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
@@ -48,9 +50,6 @@ class TrainingRun:
 
     Attributes:
         model: the model as it is called: compiled, or one of several replicas, if the arguments say so.
-        loader: of the training batches.
-        plan: the epochs and steps.
-        run_state: what changes from update to update.
         num_examples: in the training dataset, if its length is known.
         num_train_samples: the examples of all steps of the plan.
         update_size: examples in an optimizer step of all processes.
@@ -102,7 +101,7 @@ class TrainingRun:
         self.run_state.splits_batches, self.run_state.examples_at_a_time = splits_batches, examples_at_a_time
         self.gradients = Gradients(trainer, self.model)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
-        self.preemption = PreemptionHandler(trainer, self.signals, self.run_state, self.checkpoints)
+        self.preemption = PreemptionHandler(trainer, self.signals, self.run_state)
         in_order = overrides.allow("naming rows of the dataset in warnings", "get_batch_samples")
         self.history = BatchHistory(self.loader, self.plan, in_order)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
@@ -114,9 +113,7 @@ class TrainingRun:
             most_rows = getattr(sampler, "batch_size", None)
             self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, self.batch_size, most_rows)
         if args.stop_on_nan:
-            self.stop_on_nan = StopOnNan(
-                trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpoints
-            )
+            self.stop_on_nan = StopOnNan(trainer, self.run_state, self.gradients, self.nonfinite)
         trainer._mt_run = self
         trainer._mt_loss.start_run(self.loader)
         trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
@@ -269,7 +266,7 @@ class TrainingRun:
         if not done:  # back to the end of the epoch before it
             self.run_state.epoch_has_ended = True
             self.batch_source.restore_epoch_start()
-        self.save_and_end()
+        self.preemption.save_and_end()
 
     def may_save(self) -> bool:
         """Returns True if a checkpoint may be due after the next step."""
@@ -325,14 +322,18 @@ class TrainingRun:
             supervised.note(self.trainer.state.global_step, self.trainer.state.train_batch_size)
 
     def zero_gradient_backward(self, batch: Any, num_items: Any) -> None:
-        """Runs a backward pass with zero gradients, where this process has no loss and the others wait for it."""
-        zero_gradient_backward(
-            self.model,
-            self.trainer._prepare_inputs(batch),
-            forward=self.trainer.compute_loss_context_manager,
-            compute_loss=functools.partial(self.trainer.compute_loss, num_items_in_batch=num_items),
-            backward=self.trainer._mt_precision.backward,
-        )
+        """Runs forward and backward without adding to the gradients, where the other processes wait for this one."""
+        trainer, model = self.trainer, self.model
+        inputs, is_sharded = trainer._prepare_inputs(batch), fsdp.is_sharded(model)
+        with fsdp.zeroed_gradients(model) if is_sharded else contextlib.nullcontext():
+            with trainer.compute_loss_context_manager():
+                # an override may exchange numbers with the other processes, and so do the blocks of a sharded model
+                loss = trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
+                if not is_sharded:
+                    trained = [parameter.sum().float() for parameter in model.parameters() if parameter.requires_grad]
+                    loss = torch.stack(trained) * 0.0
+                loss = loss.sum()
+            trainer._mt_precision.backward(loss)
 
     def update_weights(self) -> None:
         """Clips, steps the optimizer, then its schedule, and clears the gradients.
@@ -363,7 +364,7 @@ class TrainingRun:
         self.checkpoints.poll()
         self.signals.agree()
         if self.signals.signum is not None:
-            self.save_and_end()
+            self.preemption.save_and_end()
         trainer, state = self.trainer, self.run_state
         control = trainer.control
         asked = control.should_log or control.should_evaluate or control.should_save
@@ -383,7 +384,7 @@ class TrainingRun:
         if self.waits_at_each_step:
             self.nonfinite.warn()
         if self.signals.signum is not None:
-            self.save_and_end()
+            self.preemption.save_and_end()
         if self.drift is not None and asked:
             self.drift.begin(trainer.state.global_step)
 
@@ -401,15 +402,6 @@ class TrainingRun:
         if self.trainer._mt_memory_guard is not None:
             self.trainer._mt_memory_guard.maybe_release()
 
-    def _log_before_stop(self) -> None:
-        if self.trainer.state.global_step > self.meter.last_read_step:
-            with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended the `tee` that a callback writes to
-                self.log(self.run_state.grad_norm, self.run_state.learning_rate)
-
-    def save_and_end(self) -> NoReturn:
-        """Saves a checkpoint after a signal, and ends the run."""
-        self.preemption.save_and_end(self._log_before_stop)
-
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
         self.checkpoints.save_again()
@@ -419,7 +411,7 @@ class TrainingRun:
             waited = ", ".join(f"process {rank} {share:.0%}" for rank, share in enumerate(shares))
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
-        self.preemption.end_if_signalled(self._log_before_stop)
+        self.preemption.end_if_signalled()
         if self.args.auto_find_batch_size:  # transformers tells the size that was found there, too
             self.trainer._train_batch_size = self.trainer.state.train_batch_size or self.batch_size
         return output

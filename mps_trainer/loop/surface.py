@@ -11,28 +11,20 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler, TrainerControl
 from transformers.trainer_utils import TrainOutput
 
 from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
-from ..distributed import Processes
+from ..checkpoints.surface import SavingTrainer
 from ..guards.memory import MemoryGuard
-from ..guards.supervised import SupervisedRun
-from ..model.precision import MixedPrecision
-from ..training_args import TrainingArguments
-from ..utils.overrides import Overrides
 from .loss import UpdateLoss
 
 
-class TrainerSurface(Protocol):
-    """Names what the loop needs of a Trainer, in transformers' names. Names with `_mt_` are this package's own."""
+class TrainerSurface(SavingTrainer, Protocol):
+    """Names what the loop needs of a Trainer beside what checkpoints need, in transformers' names."""
 
-    args: TrainingArguments
-    model: Any
     model_wrapped: nn.Module
-    optimizer: Any
-    lr_scheduler: Any
     current_flos: float
     current_gradient_accumulation_steps: int
     hp_search_backend: Any
@@ -41,18 +33,11 @@ class TrainerSurface(Protocol):
     _train_batch_size: int
     is_in_train: bool
     _trial: Any
-    _mt_supervised: SupervisedRun | None
     _mt_loss: UpdateLoss
     _mt_memory_guard: MemoryGuard | None
-    _mt_overrides: Overrides
-    _mt_precision: MixedPrecision
-    _mt_processes: Processes
-    _mt_run: Any
     _mt_checkpoints: Checkpoints
     _mt_tokens_before: int
 
-    @property
-    def state(self) -> TrainerState: ...
     @property
     def control(self) -> TrainerControl: ...
     @property
@@ -62,14 +47,12 @@ class TrainerSurface(Protocol):
 
     # The start of a run
     def get_train_dataloader(self) -> Any: ...
-    def get_total_train_batch_size(self, args: Any) -> int: ...
     def set_initial_training_values(
         self, args: Any, dataloader: Any
     ) -> tuple[int, int, int, float, int, int, int]: ...
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None: ...
     def is_local_process_zero(self) -> bool: ...
     def is_world_process_zero(self) -> bool: ...
-    def _get_output_dir(self, trial: Any) -> str: ...
     def _wrap_model(self, model: Any) -> nn.Module: ...
 
     # A resumed run
@@ -109,7 +92,6 @@ class TrainerSurface(Protocol):
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]: ...
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
     def store_flos(self) -> None: ...
     def _mt_close_workers(self, *loaders: Any) -> None: ...

@@ -30,8 +30,6 @@ def new_state(events: Events) -> TrainerState:
     """Returns a state at step 0 with the states of the callbacks."""
     state = TrainerState()
     state.stateful_callbacks = events.stateful_callbacks()
-    if state.epoch is None:  # some releases of transformers begin so
-        state.epoch = 0
     return state
 
 

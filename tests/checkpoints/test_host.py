@@ -5,7 +5,6 @@ import collections
 import pytest
 import torch
 
-from mps_trainer.checkpoints import writers
 from mps_trainer.checkpoints.writers import nbytes, on_host
 
 pytestmark = pytest.mark.every_device
@@ -50,17 +49,6 @@ def test_what_shares_memory_shares_it_in_the_copy(device):
     assert (first.tolist(), second.tolist()) == ([2.0, 3.0], [[4.0, 6.0], [5.0, 7.0]])
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert (second.storage_offset(), second.stride()) == (4, (1, 2))
-
-
-@pytest.mark.parametrize(("limit", "copies"), [(16, 50), (32, 25), (160, 5), (320, 3), (10, 50), (1024, 1)])
-def test_small_tensors_come_over_in_pieces_of_a_size_but_for_one_that_is_larger(mps, monkeypatch, limit, copies):
-    monkeypatch.setattr(writers, "_JOINED", limit)
-    tensors = [torch.full((4,), float(i), device="mps") for i in range(50)]  # 16 bytes each
-    mps.reset()
-    copy = on_host(tensors)
-    assert mps.report().device_to_host == copies
-    assert [each.tolist() for each in copy] == [[float(i)] * 4 for i in range(50)]
-    assert len({tensor.untyped_storage().data_ptr() for tensor in copy}) == 50
 
 
 def test_a_dictionary_whose_class_takes_something_else_is_copied(device):
