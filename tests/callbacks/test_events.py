@@ -51,13 +51,6 @@ def test_callbacks_are_called_in_order_and_pass_the_control_on(fired, details):
     assert (said[0][1]["optimizer"], said[0][1].get("checkpoint")) == ("optimizer", details.get("checkpoint"))
 
 
-def test_an_event_may_begin_with_a_later_callback(fired):
-    first, second = [], []
-    callbacks = [Speaking(first), Speaking(second), TrainerCallback()]
-    fired(callbacks, since=callbacks[1])
-    assert (len(first), len(second)) == (0, 1)
-
-
 def test_a_callback_that_is_added_during_an_event_hears_of_it(fired):
     said = []
 
@@ -70,19 +63,6 @@ def test_a_callback_that_is_added_during_an_event_hears_of_it(fired):
     callbacks.append(Adding())
     events.fire("on_checkpoint_complete")
     assert len(said) == 1
-
-
-def test_a_listener_is_a_callback_that_does_something(fired):
-    events = fired([TrainerCallback()])
-    assert not events.has_listener(EVENT)
-    assert not events.has_listener("on_checkpoint_complete")
-    events.handler.add_callback(completes := Completes([]))
-    assert events.has_listener(EVENT)
-    assert events.has_listener("on_checkpoint_complete")
-    events.handler.remove_callback(completes)
-    assert not events.has_listener(EVENT)
-    events.handler.callbacks[-1].on_step_end = lambda *args, **kwargs: None  # a method of this one
-    assert events.has_listener(EVENT)
 
 
 @pytest.mark.parametrize("name", ["call_event", EVENT])
