@@ -58,7 +58,8 @@ def test_overridden_methods_are_called_as_often_as_in_transformers(both):
 
     theirs, ours = both(run)
     assert [name for name in HOOKS if theirs[name] and not ours[name]] == []
-    for name in ("training_step", "compute_loss", "prediction_step", "evaluate", "log", "_save_checkpoint", "_save"):
+    same = ["training_step", "compute_loss", "prediction_step", "evaluate", "log", "_save_checkpoint", "_save"]
+    for name in (*same, "_get_dataloader", "_remove_unused_columns"):
         assert ours[name] == theirs[name], name
 
 
