@@ -25,6 +25,7 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
+from mps_trainer.simulator.build import build_device
 from tests.tiers import TierRules
 
 
@@ -83,6 +84,16 @@ def built() -> None:
     """Skips tests that need the simulated device where it cannot be compiled."""
     with on_device("mps"):
         pass
+
+
+@pytest.fixture(scope="session")
+def devices() -> tuple[str, ...]:
+    """Returns the CPU, and the simulated device where it can be built: `.ci/run` fails before if it cannot."""
+    try:
+        build_device()
+    except SimulatorUnavailableError:
+        return ("cpu",)
+    return "cpu", "mps"
 
 
 @pytest.fixture

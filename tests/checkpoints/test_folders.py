@@ -56,14 +56,6 @@ def test_a_damaged_one_that_was_asked_for_is_an_error_with_the_last_good_one(mak
     assert message.endswith("delete its manifest.json; it then loads unchecked.")
 
 
-def test_one_that_was_changed_on_purpose_is_taken_without_its_manifest(make_checkpoint, tmp_path):
-    folder = make_checkpoint(5)
-    (folder / "inner" / "vocabulary.txt").write_text("four")
-    assert "There is no good one beside it" in refusal(folders.checkpoint_to_resume, str(folder), str(tmp_path))
-    (folder / "manifest.json").unlink()
-    assert folders.checkpoint_to_resume(str(folder), str(tmp_path)) == str(folder)
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -31,17 +31,8 @@ def settings(tmp_path, **values):
 
 
 def test_a_second_run_is_refused_in_all_processes(tmp_path):
-    with own_run_folder(str(tmp_path), settings(tmp_path), Processes()):
-        said = refusal(own_run_folder(str(tmp_path), settings(tmp_path), Processes()).__enter__)
-        assert f"{tmp_path}" in said
-        assert "the machines share" not in said
-    with own_run_folder(str(tmp_path), settings(tmp_path), Processes()):  # free again
-        pass
-    said = refusal(
-        own_run_folder(
-            str(tmp_path), settings(tmp_path, should_save=False), Two(lambda _: "Another run is there.")
-        ).__enter__
-    )
+    other = Two(lambda _: "Another run is there.")
+    said = refusal(own_run_folder(str(tmp_path), settings(tmp_path, should_save=False), other).__enter__)
     assert said == (
         "Another run is there. If this run wrote them, the machines share the folder: leave save_on_each_node out."
     )
@@ -54,10 +45,7 @@ SHARDED = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"
     ("values", "why"),
     [
         (SHARDED, "and each writes its part of a checkpoint there. "),
-        (
-            {"load_best_model_at_end": True},
-            "and load_best_model_at_end=True has all of them read the best checkpoint. ",
-        ),
+        ({"load_best_model_at_end": True}, "and load_best_model_at_end=True has all of them read the best checkpoint"),
         ({}, None),
         ({**SHARDED, "fsdp": False}, None),
         ({**SHARDED, "fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}}, None),

@@ -59,19 +59,6 @@ def test_processes_share_the_states_and_the_first_one_warns(tmp_path, caplog, se
     )
 
 
-def test_without_a_file_there_is_no_state_and_no_word(tmp_path, caplog):
-    assert read_rng(str(tmp_path)) is None
-    assert read_rng(str(tmp_path), 0, 2) is None
-    assert caplog.records == []
-
-
-@pytest.mark.parametrize("kind", ["folder", "link"])
-def test_what_is_no_file_is_refused(tmp_path, kind):
-    path = tmp_path / "rng_state.pth"
-    path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "nowhere")
-    assert "it is a folder, or a link that leads nowhere" in refusal(read_rng, str(tmp_path))
-
-
 @pytest.mark.parametrize("name", ["python", "numpy", "cpu"])
 def test_a_state_that_is_missing_or_refused_is_damage_and_sets_nothing(tmp_path, name):
     for value in (None, "nothing", 3):

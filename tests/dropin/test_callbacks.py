@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import EarlyStoppingCallback
 
 from ..conftest import callback, refusal
 from .conftest import recorder, sentences
@@ -74,25 +74,6 @@ def test_callback_that_sets_the_control_evaluates_saves_and_stops(assert_same_ru
         return trainer, sorted(path.name for path in library.folder.glob("checkpoint-*"))
 
     assert assert_same_runs(run)[1] == ["checkpoint-3"]
-
-
-def test_callbacks_are_added_popped_and_removed_as_in_transformers(assert_same_runs):
-    class Mine(TrainerCallback):
-        pass
-
-    def run(library):
-        trainer = library.trainer(callbacks=[Mine])
-        popped = trainer.pop_callback(Mine)
-        counts = []
-        for change, given in [
-            (trainer.add_callback, popped), (trainer.add_callback, Mine()), (trainer.remove_callback, popped),
-            (trainer.remove_callback, Mine),
-        ]:  # fmt: skip
-            counts.append(sum(type(each) is Mine for each in trainer.callback_handler.callbacks))
-            change(given)
-        return counts, type(popped), [type(each) is Mine for each in trainer.callback_handler.callbacks]
-
-    assert_same_runs(run)
 
 
 @pytest.mark.parametrize("name", ["nonsense", "clearml"])

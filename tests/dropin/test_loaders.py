@@ -65,38 +65,6 @@ def test_signature_columns_of_subclass_are_kept(library):
         assert kept == {"input_ids", "labels", "idx"}
 
 
-def test_overridden_hooks_of_loaders_are_called(library):
-    calls = []
-
-    class Hooked:
-        def _remove_unused_columns(self, dataset, description=None):
-            calls.append(("columns", description))
-            return super()._remove_unused_columns(dataset, description)
-
-        def _get_collator_with_removed_columns(self, data_collator, description=None):
-            calls.append(("collator", description))
-            return super()._get_collator_with_removed_columns(data_collator, description=description)
-
-        def _get_eval_sampler(self, eval_dataset):
-            calls.append(("sampler", len(eval_dataset)))
-            return super()._get_eval_sampler(eval_dataset)
-
-        def _get_dataloader(self, dataset, description, batch_size, **more):
-            calls.append(("loader", description, batch_size, *more))
-            return super()._get_dataloader(dataset, description, batch_size, **more)
-
-    trainer = make(library, Hooked, table())
-    trainer.get_train_dataloader()
-    trainer.get_eval_dataloader(rows())
-    assert calls == [
-        ("loader", "Training", BATCH, "sampler_fn", "is_training"),
-        ("columns", "Training"),
-        ("loader", "Evaluation", BATCH, "sampler_fn", "dataloader_key"),
-        ("collator", "Evaluation"),
-        ("sampler", SIZE),
-    ]
-
-
 def test_train_sampler_override_of_transformers_4_takes_no_dataset(tmp_path):
     class Before:
         def _get_train_sampler(self):
@@ -174,30 +142,3 @@ def test_lengths_are_those_of_first_input_of_processing_class(library):
     data = [{"sounds": [0] * (1 + i % 7), "input_ids": [i], "labels": 0} for i in range(SIZE)]
     trainer = make(library, data=data, train_sampling_strategy="group_by_length", processing_class=Reader())
     assert list(trainer._get_train_sampler().lengths) == [1 + i % 7 for i in range(SIZE)]
-
-
-def test_bucket_sampler_works_in_own_loader(library):
-    data = [{"input_ids": [1] * (3 + i * 7 % 30), "labels": 0} for i in range(SIZE)]
-    lengths = [len(row["input_ids"]) for row in data]
-    made = mps_trainer.BucketBatchSampler(lengths, BATCH, num_buckets=2)
-    batches = []
-
-    def collate(items):
-        batch = pad(items)
-        batches.append({**batch, "attention_mask": batch["input_ids"]})  # every token is a 1
-        return batches[-1]
-
-    class Bucketed:
-        def get_train_dataloader(self):
-            collator = mps_trainer.PadToBucket(collate, made.buckets)
-            return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=made, collate_fn=collator))
-
-    class Masked(Bag):
-        def forward(self, input_ids, attention_mask, labels=None):
-            return super().forward(input_ids, labels)
-
-    make(library, Bucketed, data=data, model=Masked(), num_train_epochs=2).train()
-    expected = mps_trainer.BucketBatchSampler(lengths, BATCH, num_buckets=2)
-    order = [[lengths[i] for i in batch] for _ in range(2) for batch in expected]
-    assert [batch["attention_mask"].sum(1).tolist() for batch in batches] == order
-    assert {batch["input_ids"].shape[1] for batch in batches} == set(made.buckets.lengths)

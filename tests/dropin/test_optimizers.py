@@ -45,7 +45,7 @@ def rows(count: int = 32) -> list[dict]:
     return [{"x": row, "labels": int(row.sum() % 2)} for row in numbers]
 
 
-def make(package, folder, kind: type | None = None, **settings):
+def make(package, folder, **settings):
     defaults = {
         **{"train_dataset": rows(), "eval_dataset": rows(8), "per_device_train_batch_size": 4, "max_steps": 5},
         **{"learning_rate": 1e-2, "weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6},
@@ -53,15 +53,12 @@ def make(package, folder, kind: type | None = None, **settings):
     if not settings.keys() & {"model", "model_init"}:
         torch.manual_seed(0)
         settings["model"] = Net()
-    return Library(package, folder).trainer(kind=kind, **{**defaults, **settings})
+    return Library(package, folder).trainer(**{**defaults, **settings})
 
 
-def both(folder, kind=None, **how):
-    """Returns a Trainer of each package, this one's first. `kind(package)` is the class, if given."""
-    return [
-        make(package, folder / package.__name__, kind=kind and kind(package), **how)
-        for package in (mps_trainer, transformers)
-    ]
+def both(folder, **how):
+    """Returns a Trainer of each package, this one's first."""
+    return [make(package, folder / package.__name__, **how) for package in (mps_trainer, transformers)]
 
 
 def assert_same_weights(ours, theirs) -> None:
@@ -228,24 +225,6 @@ def test_fused_optimizer_is_fused_where_torch_supports_it(device, fused):
     assert "fused" not in mps_trainer.Trainer.get_optimizer_cls_and_kwargs(args)[1]
 
 
-def own_parts(package) -> type:
-    class Own(package.Trainer):
-        def get_decay_parameter_names(self, model):
-            return ["head.weight"]
-
-        def create_optimizer(self, model=None):
-            self.optimizer = super().create_optimizer(model)
-            self.optimizer.param_groups[0]["lr"] = 0.5
-            return self.optimizer
-
-        def create_scheduler(self, num_training_steps, optimizer=None):
-            self.asked = num_training_steps, optimizer
-            self.lr_scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
-            return self.lr_scheduler
-
-    return Own
-
-
 def test_create_optimizer_and_scheduler_use_what_they_are_given(tmp_path):
     other = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.7)
@@ -307,7 +286,7 @@ def train_twice(trainer) -> tuple:
     return first is second, first_schedule is second_schedule, logged(trainer, "learning_rate")
 
 
-@pytest.mark.parametrize("given", ["nothing", "optimizer", "schedule", "both", "model_init", "subclass"])
+@pytest.mark.parametrize("given", ["nothing", "optimizer", "schedule", "both", "model_init"])
 def test_second_train_keeps_optimizer_and_schedule_as_transformers(given, tmp_path):
     results, trainers = [], []
     for package in (mps_trainer, transformers):
@@ -321,13 +300,10 @@ def test_second_train_keeps_optimizer_and_schedule_as_transformers(given, tmp_pa
             "schedule": {"model": model, "optimizers": (None, schedule)},
             "model_init": {"model_init": Net},
         }.get(given, {})
-        kind = own_parts(package) if given == "subclass" else None
-        trainers.append(make(package, tmp_path, kind, **trainer))
+        trainers.append(make(package, tmp_path, **trainer))
         results.append(train_twice(trainers[-1]))
     assert results[0] == results[1]
     assert_same_weights(*trainers)
-    if given == "subclass":
-        assert trainers[0].asked == trainers[1].asked == (5, None)
     if given in ("nothing", "model_init"):
         assert results[0][:2] == (given == "nothing", False)
 

@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import nn
 from transformers import Trainer as TheirTrainer
 from transformers import TrainerCallback
@@ -25,7 +26,8 @@ HOOKS = [
     "_set_signature_columns_if_needed", "_track_num_input_tokens", "_clip_grad_norm", "_get_grad_norm",
     "_get_learning_rate", "_wrap_model", "_move_model_to_device", "_load_from_checkpoint", "_load_rng_state",
     "_load_optimizer_and_scheduler", "_save_rng_state", "_save_optimizer_and_scheduler", "_hp_search_setup",
-    "_get_output_dir", "set_initial_training_values", "_finalize_training",
+    "_get_output_dir", "set_initial_training_values", "_finalize_training", "_get_dataloader",
+    "_remove_unused_columns",
 ]  # fmt: skip
 
 
@@ -49,14 +51,15 @@ def test_overridden_methods_are_called_as_often_as_in_transformers(both):
             "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_steps": 4,
             "load_best_model_at_end": True, "gradient_accumulation_steps": 2, "include_num_input_tokens_seen": "all",
         }  # fmt: skip
-        kind = recording(library.module.Trainer, calls)
-        library.trained(kind=kind, **settings)
-        library.trained(kind=kind, resume=True, **{**settings, "max_steps": 6}).predict(sentences(8))
+        settings |= {"kind": recording(library.module.Trainer, calls), "train_dataset": Dataset.from_list(sentences())}
+        library.trained(**settings)
+        library.trained(resume=True, **{**settings, "max_steps": 6}).predict(sentences(8))
         return {name: calls.count(name) for name in HOOKS}
 
     theirs, ours = both(run)
     assert [name for name in HOOKS if theirs[name] and not ours[name]] == []
-    for name in ("training_step", "compute_loss", "prediction_step", "evaluate", "log", "_save_checkpoint", "_save"):
+    same = ["training_step", "compute_loss", "prediction_step", "evaluate", "log", "_save_checkpoint", "_save"]
+    for name in (*same, "_get_dataloader", "_remove_unused_columns"):
         assert ours[name] == theirs[name], name
 
 

@@ -38,9 +38,6 @@ def test_ray_gets_metrics_and_checkpoint_that_is_due_and_can_be_resumed(
         return
     folder = place / "checkpoint-2"
     assert os.listdir(place) == ["checkpoint-2"]
-    assert sorted(os.listdir(folder)) == [
-        "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin",
-    ]  # fmt: skip
     again = make_trainer(max_steps=4)
     assert again.train(resume_from_checkpoint=str(folder)).global_step == 4
     assert again.state.stateful_callbacks["TrainerControl"]["args"].keys() >= {"should_save", "should_log"}

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler
 from mps_trainer.data.order import DistributedBatchSampler
 from mps_trainer.evaluation.batches import examples_in
 from tests.conftest import accuracy, callback, examples
-from tests.tiny import tiny
+from tests.tiny import tiny, tokenizer_of_words
 
 pytestmark = pytest.mark.every_device
 
@@ -26,12 +26,14 @@ def test_evaluation_covers_every_example_once(make_trainer):
     assert metrics["eval_loss"] == pytest.approx(outputs["loss"].item())
 
 
-@pytest.mark.parametrize("concat", [True, False])
-def test_predictions_grouped_by_length_keep_the_order_of_the_dataset(make_trainer, concat):
-    rows = [{"input_ids": [row] * 4, "labels": row % 2} for row in range(13)]
+@pytest.mark.parametrize(("strategy", "concat"), [("group", True), ("group", False), ("bucket", False)])
+def test_predictions_by_length_keep_the_order_of_the_dataset(make_trainer, strategy, concat):
+    rows = [{"input_ids": [row] * (4 + row % 3), "labels": int(row < 5)} for row in range(13)]
     model = tiny("BertForSequenceClassification", num_hidden_layers=1)
-    settings = {"train_sampling_strategy": "group_by_length", "eval_do_concat_batches": concat}
-    labels = make_trainer({"model": model}, **settings).predict(rows).label_ids
+    settings = {"train_sampling_strategy": f"{strategy}_by_length", "eval_do_concat_batches": concat}
+    given = {"model": model, "train_dataset": rows, "processing_class": tokenizer_of_words()}
+    labels = make_trainer(given, **settings).predict(rows).label_ids
+    assert concat or [len(batch) for batch in labels] == [8, 5]
     assert np.concatenate([labels] if concat else labels).tolist() == [row["labels"] for row in rows]
 
 

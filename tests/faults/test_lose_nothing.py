@@ -103,7 +103,7 @@ def test_second_run_in_a_folder_is_refused_and_leaves_the_lock(trained, tmp_path
         locks.append((tmp_path / "run" / folders.LOCK).exists())
 
     trained({"callbacks": [callback(on_step_end=begin_second)]}, max_steps=2)
-    assert ["Another run" in error for error in errors] == [True, True]
+    assert [("Another run" in error, error[-16:]) for error in errors] == [(True, " another folder.")] * 2
     assert locks == [True, True]
 
 

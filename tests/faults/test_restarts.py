@@ -5,24 +5,11 @@ import re
 
 import pytest
 
-from mps_trainer.cli.supervisor import PAUSE
 from tests import run_python
-from tests.cli.test_doctor import run as command
 from tests.faults import scripts
 from tests.faults.restarted import OUTCOME
 from tests.faults.restarts import KINDS
 from tests.faults.test_kill import RESULTS
-
-FAILS_IN_ITS_FIRST_STEP = """
-print("begun")
-import sys, torch
-from transformers import Trainer, TrainingArguments
-class Model(torch.nn.Linear):
-    def forward(self, x):
-        raise RuntimeError("not this one")
-args = TrainingArguments(output_dir=sys.argv[0] + ".out", use_cpu=True)
-Trainer(Model(1, 1), args, train_dataset=[{"x": 1.0}]).train()
-"""
 
 
 @pytest.mark.integration
@@ -34,15 +21,6 @@ def test_runs_that_die_at_random_end_as_undisturbed_ones(devices):
     assert said in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
     assert int(re.search(r"(\d+) starts;", done.stdout)[1]) >= 2 * trials
-
-
-@pytest.mark.integration
-def test_bad_script_ends_after_one_try_with_its_own_error(tmp_path):
-    (tmp_path / "bad.py").write_text(FAILS_IN_ITS_FIRST_STEP)
-    done = command("run", "--restarts", "3", str(tmp_path / "bad.py"), **{PAUSE: "0.01"})
-    assert (done.returncode, done.stdout.count("begun")) == (1, 1)
-    assert "RuntimeError: not this one" in done.stderr
-    assert "Restart" not in done.stderr
 
 
 def test_result_of_the_series_is_whole():

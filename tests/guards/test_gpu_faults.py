@@ -3,9 +3,6 @@
 import pytest
 
 from mps_trainer.errors import explanation_of
-from mps_trainer.guards.gpu_faults import is_gpu_fault, ran_out_of_memory
-from mps_trainer.guards.supervised import kind_of
-from mps_trainer.launching.restarts import End, Progress, decide
 
 from .test_supervised import Fails
 
@@ -31,16 +28,3 @@ def test_another_error_is_left_alone(make_trainer):
 
 
 # Words of Metal, and whether the run starts again on half the examples at a time.
-@pytest.mark.parametrize(
-    ("words", "is_memory"),
-    [
-        ("Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpacting...)", False),
-        ("Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", True),
-    ],
-)
-def test_a_described_mac_per_cause(words, is_memory):
-    error = RuntimeError(f"MPS command buffer execution failed: {words}")
-    assert (is_gpu_fault(error), ran_out_of_memory(error)) == (True, is_memory)
-    restart = decide(End(1, kind_of(error), Progress("/out", step=5, examples=8)), [], most=3)
-    assert restart.examples == (4 if is_memory else None)
-    assert restart.cause == ("ran out of memory" if is_memory else "died of a GPU fault")

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from mps_trainer.simulator import SimulatorUnavailableError
-from mps_trainer.simulator.build import build_device
 from tests import HUNG_AFTER, ROOT, run_python
 from tests.conftest import without_times
 
@@ -68,9 +66,9 @@ def assert_same_figures(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 # This is one test for all trainers, so that xdist starts the two processes once.
-def test_trainers_equal_those_on_transformers_own_trainer(tmp_path, subtests):
+def test_trainers_equal_those_on_transformers_own_trainer(tmp_path, devices, subtests):
     names = [name for each in TRAINERS.values() for name in each] + [f"{name}@bf16" for name in IN_BF16]
-    on_mps = [*ON_MPS, *ALONE] if can_simulate() else []
+    on_mps = [*ON_MPS, *ALONE] if "mps" in devices else []
     first, second = tmp_path / "ours", tmp_path / "theirs"
     ours_trains = begin(first, *names, *ALONE, *(f"{name}@mps" for name in on_mps))
     theirs_trains = begin(second, *names, "--stock")
@@ -99,15 +97,6 @@ def test_trainers_equal_those_on_transformers_own_trainer(tmp_path, subtests):
             assert_same_figures(there, here)
             assert there["saved"] == here["saved"]
             assert there["checkpoint"] == here["checkpoint"]
-
-
-def can_simulate() -> bool:
-    """Returns True where the simulated mps device can be built; .ci/run fails where it cannot and should."""
-    try:
-        build_device()
-    except SimulatorUnavailableError:
-        return False
-    return True
 
 
 # mps-trainer check

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer import Trainer
 from mps_trainer.data.buckets import LengthBuckets
 from mps_trainer.data.padding import PadToBucket
 from tests.conftest import accuracy, assert_same_weights, callback, logged, weights
@@ -76,22 +75,6 @@ def test_resumed_run_equals_one_that_was_never_interrupted(assert_resumes, stop,
     # 13 batches of 8 make an epoch, the last of which has 4 examples; one of 16 comes in two parts
     saving = {"max_steps": 15, "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 1}
     assert_resumes(stop, parts, **BUCKETS, **saving, **settings)
-
-
-def test_halves_of_a_batch_do_not_add_up_to_a_larger_loss_if_a_subclass_ignores_the_items(make_bucketed):
-    class Silent(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
-            return model(**inputs)["loss"]
-
-    def run(**members):
-        model = make_reader()
-        model.accepts_loss_kwargs = "kind" in members
-        trainer = make_bucketed({"model": model, **members}, per_device_train_batch_size=16, max_steps=3)
-        torch.manual_seed(0)
-        trainer.train()
-        return logged(trainer, "loss"), logged(trainer, "grad_norm")
-
-    torch.testing.assert_close(run(kind=Silent), run())
 
 
 def test_training_sees_few_shapes_and_every_example(make_bucketed):
@@ -173,12 +156,6 @@ def test_evaluation_without_training_data_has_buckets_of_its_own(make_bucketed, 
     trainer.evaluate()
     own = LengthBuckets.fitted(lengths(sentences(45, seed=1)), 3)
     assert {length for _, length in trainer.model.shapes} == set(own.lengths)
-
-
-def test_batches_that_stay_apart_are_in_the_datasets_order(make_bucketed):
-    output = make_bucketed(eval_do_concat_batches=False).predict(sentences(21, seed=2))
-    assert [len(batch) for batch in output.label_ids] == [8, 8, 5]
-    assert np.concatenate(output.label_ids).tolist() == [row["labels"] for row in sentences(21, seed=2)]
 
 
 def test_metrics_batch_by_batch_see_every_example(make_bucketed):

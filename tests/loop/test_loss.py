@@ -21,7 +21,7 @@ from mps_trainer.loop.loss import (
 )
 from mps_trainer.loop.run import TrainingRun
 from mps_trainer.utils.overrides import Overrides
-from tests.conftest import refusal
+from tests.conftest import Classifier, refusal
 from tests.tiny import tiny
 
 LOSS = torch.tensor(0.5)
@@ -359,19 +359,13 @@ def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(
         assert others.asked == asked
 
 
-class Counts(nn.Module):
+class Counts(Classifier):
     accepts_loss_kwargs = True
 
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
     def forward(self, x, labels=None, num_items_in_batch=None, **kwargs):
-        logits = self.layer(x)
-        if labels is None:
-            return {"logits": logits}
-        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        return {"loss": loss / (len(labels) if num_items_in_batch is None else num_items_in_batch), "logits": logits}
+        outputs = super().forward(x, labels)
+        parts = 1 if num_items_in_batch is None else num_items_in_batch / len(labels)
+        return {**outputs, "loss": outputs["loss"] / parts}
 
 
 def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
