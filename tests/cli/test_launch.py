@@ -70,7 +70,8 @@ def test_flags_override_the_shell_that_the_users_file_and_that_accelerates(start
     assert started("--config_file", str(accelerates), "train.py")[1][NAMES[0]] == "fp16"
     monkeypatch.setenv(NAMES[0], "fp16")
     assert started("train.py")[1] == {WATERMARK: "1.7"}
-    assert started("--mixed_precision", "no", "train.py")[1] == {NAMES[0]: "no", WATERMARK: "1.7"}
+    flags = ("--mixed_precision", "no", "--cpu", "--mps_fallback")
+    assert started(*flags, "train.py")[1] == {**dict(zip(NAMES, ("no", "true", "1"), strict=True)), WATERMARK: "1.7"}
 
 
 def test_ignored_keys_of_accelerate_are_one_line(started, capsys):

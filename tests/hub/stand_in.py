@@ -10,7 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 
 class StandInHub(ThreadingHTTPServer):
@@ -52,7 +52,6 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # headers and body in one packet
 
     def do_GET(self) -> None:
-        form = parse_qs(self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode())
         path = unquote(urlsplit(self.path).path)
         is_api, address = path.startswith("/api/"), path.removeprefix("/api/").lstrip("/")
         address = address if address.startswith(("models/", "datasets/")) else f"models/{address}"
@@ -66,9 +65,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "RevisionNotFound")
         if not is_api:
             return self._send_file(folder, inner)
-        if action == "paths-info":
-            found = [folder / name for name in form.get("paths", [])]
-            return self._send_json([_entry(folder, path) for path in found if path.exists()])
         if action == "tree":
             is_recursive = "recursive=true" in self.path.lower()
             found = sorted((folder / inner).rglob("*") if is_recursive else (folder / inner).glob("*"))
@@ -80,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = repository.partition("/")[2]
         return self._send_json({"id": name, "sha": _sha(folder), "private": False, "tags": [], "siblings": siblings})
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_GET
 
     def _send_file(self, folder: Path, name: str) -> None:
         commit = {"X-Repo-Commit": _sha(folder)}

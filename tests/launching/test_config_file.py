@@ -50,6 +50,7 @@ def test_load_of_an_empty_file_sets_nothing(tmp_path):
         (f"? {{{LAUGHS.replace(chr(10), ', ')}}}\n: 1".encode(), "not valid YAML: its aliases expand to more than "),
         (b"device: &a [*a]", "not valid YAML: its aliases expand to more than "),
         (b"num_processes: 0x" + b"f" * 40_000, "has num_processes: <a number of 160000 bits>"),
+        (b"? 0x" + b"f" * 40_000 + b"\n: 1", "has the key <a number of 160000 bits>"),
         (b"- device\n- mps", "has a list instead of settings"),
         (b"#" * 50_001, "more than 50,000 bytes"),
         (b"distributed_type: NO\nnum_processes: [1]", "has num_processes: [1]"),
