@@ -66,12 +66,10 @@ def test_a_dataset_of_the_hub_is_named_with_split_and_licence(write):
         made._split = datasets.NamedSplit(split)
         return made
 
-    evaluated = {"near": rows("validation"), "far": table_of_rows()}
-    text = write(trainer={"train_dataset": rows("train"), "eval_dataset": evaluated})
+    text = write(trainer={"train_dataset": rows("train"), "eval_dataset": rows("validation")})
     lines = section(text, "## Training and evaluation data").splitlines()[2:]
     assert lines[0] == r"| training | 8 | points, small\|er, split train, licence mit |"
     assert "split validation" in lines[1]
-    assert "None" not in text.split("## Training procedure")[0]  # what was made in memory has no name
 
 
 def test_data_that_do_not_say_where_they_are_from_are_called_as_the_script_does(write):
@@ -82,6 +80,12 @@ def test_data_that_do_not_say_where_they_are_from_are_called_as_the_script_does(
 def test_a_simulated_device_is_called_one(make_trainer, mps):
     trainer = make_trainer()
     assert "- Device: mps, simulated on the CPU. " in card.completed("### Framework versions\n", "", trainer.args, [])
+
+
+def test_a_dataset_made_in_memory_is_not_called_none(write):
+    text = write(trainer={"train_dataset": table_of_rows(), "eval_dataset": table_of_rows()})
+    assert "None" not in text.split("## Training procedure")[0]
+    assert "an unknown dataset" in text
 
 
 def test_several_evaluations_and_a_stream_have_a_row_each():
