@@ -108,13 +108,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=17, help="of the sample (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="that test at the same time (default: %(default)s)")
     parser.add_argument("--area", action="append", choices=AREAS, help="to try; may be repeated (default: all)")
-    parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
     arguments = parser.parse_args()
     chosen = sample(arguments.seed, arguments.area or AREAS)
     names = [name for area in chosen.values() for name in area]
-    if arguments.list:
-        print("\n".join(names))
-        return 0
     # Through a pipe: mutmut prints while a test limits the size of files, and cannot go on if its output is one.
     mutmut = Path(sys.executable).with_name("mutmut")
     command = [mutmut, "run", "--max-children", str(arguments.processes), *names]

@@ -1,87 +1,59 @@
 """A Trainer checks its arguments before it loads or moves anything."""
 
 import pathlib
+import re
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset, DatasetDict
 
-from mps_trainer import MisconfigurationException, Trainer, trainer_checks
+from mps_trainer import Trainer, trainer_checks
 from mps_trainer.distributed import Processes
-from tests.conftest import Classifier, accuracy, examples
+from tests.conftest import Classifier, accuracy, examples, refusal
 
 
-def test_a_subclass_with_its_own_loader_needs_no_eval_dataset(make_trainer):
+def test_an_evaluation_strategy_needs_a_dataset_or_a_loader_of_ones_own(make_trainer):
     class Own(Trainer):
         def get_eval_dataloader(self, eval_dataset=None):
             return super().get_eval_dataloader(self.train_dataset)
 
     make_trainer({"kind": Own, "eval_dataset": None}, eval_strategy="steps")
-
-
-def test_an_evaluation_strategy_needs_a_dataset(make_trainer):
-    with pytest.raises(MisconfigurationException, match=r"eval_strategy='epoch', but there is no eval_dataset\."):
-        make_trainer({"eval_dataset": None}, eval_strategy="epoch")
+    said = refusal(make_trainer, {"eval_dataset": None}, eval_strategy="epoch")
+    assert "eval_strategy='epoch', but there is no eval_dataset." in said
 
 
 def test_smaller_batches_need_one_process(make_args):
-    with pytest.raises(MisconfigurationException, match="auto_find_batch_size=True works in one process"):
-        trainer_checks.check_processes(make_args(auto_find_batch_size=True), Processes(0, 2))
+    said = refusal(trainer_checks.check_processes, make_args(auto_find_batch_size=True), Processes(0, 2))
+    assert "auto_find_batch_size=True works in one process" in said
 
 
 def test_metrics_by_batch_need_an_argument_for_the_last_batch(make_args):
     args = make_args(batch_eval_metrics=True)
-    with pytest.raises(MisconfigurationException, match="yours has no argument `compute_result`"):
-        trainer_checks.check_evaluation(args, [], lambda prediction: {}, has_own_loader=False)
+    said = refusal(trainer_checks.check_evaluation, args, [], lambda prediction: {}, has_own_loader=False)
+    assert "yours has no argument `compute_result`" in said
     trainer_checks.check_evaluation(args, [], lambda prediction, compute_result: {}, has_own_loader=False)
 
 
 def test_a_collator_has_to_be_callable(make_args):
-    with pytest.raises(TypeError, match="The data_collator is a list, which cannot be called"):
-        trainer_checks.check_training(make_args(), [], [])
+    said = refusal(trainer_checks.check_training, make_args(), [], [], kind=TypeError)
+    assert "The data_collator is a list, which cannot be called" in said
 
 
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         ("tiny-bert", "model='tiny-bert' is the name of a model, and the Trainer needs the model itself"),
-        (pathlib.Path("models/tiny"), "from_pretrained\\('models/tiny'\\)"),
+        (pathlib.Path("models/tiny"), "from_pretrained('models/tiny')"),
         (Classifier, "model is the class Classifier, and the Trainer needs a model of it"),
     ],
-    ids=["name", "path", "class"],
 )
 def test_a_name_or_a_class_is_no_model(make_trainer, model, says):
-    with pytest.raises(MisconfigurationException, match=says):
-        make_trainer({"model": model})
-
-
-def test_a_model_without_trainable_parameters_is_refused_before_training(make_trainer, make_model):
-    trainer = make_trainer({"model": make_model().requires_grad_(False)}, max_steps=1)
-    with pytest.raises(MisconfigurationException, match="no parameter of Classifier requires a gradient"):
-        trainer.train()
-    assert trainer.optimizer is None
-
-
-def test_a_loss_may_have_all_the_trainable_parameters(make_trainer, make_model):
-    class Scaled(Trainer):
-        scale = torch.nn.Parameter(torch.ones(()))
-
-        def create_optimizer(self, model=None):
-            self.optimizer = torch.optim.SGD([self.scale], lr=1.0)
-            return self.optimizer
-
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            return super().compute_loss(model, inputs) * self.scale
-
-    make_trainer({"kind": Scaled, "model": make_model().requires_grad_(False)}, max_steps=1).train()
-    assert Scaled.scale < 1
+    assert says in refusal(make_trainer, {"model": model})
 
 
 def test_weights_in_float16_are_refused_with_fp16_before_training(make_trainer, make_model):
     trainer = make_trainer({"model": make_model().half()}, max_steps=1, fp16=True)
-    with pytest.raises(MisconfigurationException, match=r"example hidden.weight: .* Load .* dtype=torch\.float32\.$"):
-        trainer.train()
+    assert re.search(r"example hidden.weight: .* Load .* dtype=torch\.float32\.$", refusal(trainer.train))
     assert trainer.state.global_step == 0
 
 
@@ -92,13 +64,10 @@ def test_frozen_weights_may_be_in_float16_with_fp16(make_trainer, make_model):
 
 
 @pytest.mark.parametrize("made", [0.5, 0.0, np.float64(0.5), (0.5, 0.25)], ids=str)
-def test_metrics_have_to_be_a_dictionary(make_trainer, made):
+def test_metrics_have_to_be_a_dictionary_or_none(make_trainer, made):
     trainer = make_trainer({"compute_metrics": lambda prediction: made})
-    with pytest.raises(TypeError, match=r"^compute_metrics returned .* of type .*, and it has to return a dictionary"):
-        trainer.evaluate()
-
-
-def test_metrics_may_be_none(make_trainer):
+    says = "^compute_metrics returned .* of type .*, and it has to return a dictionary"
+    assert re.search(says, refusal(trainer.evaluate, kind=TypeError))
     assert "eval_loss" in make_trainer({"compute_metrics": lambda prediction: None}).evaluate()
 
 
@@ -107,10 +76,9 @@ SPLITS = DatasetDict({name: Dataset.from_list(examples(8)) for name in ("train",
 
 def test_a_dataset_of_several_splits_is_told_to_be_one_of_them(make_trainer):
     says = r"DatasetDict with the splits train, test, and the Trainer needs one of them\. .* dataset\['train'\]\.$"
-    with pytest.raises(MisconfigurationException, match=f"^The training data is a {says}"):
-        make_trainer({"train_dataset": SPLITS}, max_steps=1).train()
-    with pytest.raises(MisconfigurationException, match=f"^The evaluation data is a {says}"):
-        make_trainer().predict(SPLITS)
+    said = refusal(make_trainer({"train_dataset": SPLITS}, max_steps=1).train)
+    assert re.match(f"The training data is a {says}", said)
+    assert re.match(f"The evaluation data is a {says}", refusal(make_trainer().predict, SPLITS))
 
 
 def test_each_split_is_evaluated(make_trainer):

@@ -41,16 +41,8 @@ def tokenizer_of_words() -> Any:
     """Returns a tokenizer that knows WORDS."""
     made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*SPECIAL, *WORDS])}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = {
-        "pad": "[PAD]",
-        "cls": "[CLS]",
-        "sep": "[SEP]",
-        "unk": "[UNK]",
-        "mask": "[MASK]",
-        "bos": "<s>",
-        "eos": "</s>",
-    }
-    special = {f"{name}_token": word for name, word in names.items()}
+    names = ("pad", "cls", "sep", "unk", "mask", "bos", "eos")
+    special = {f"{name}_token": word for name, word in zip(names, SPECIAL, strict=True)}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **special)
 
 

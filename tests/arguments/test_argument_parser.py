@@ -42,11 +42,8 @@ COMMAND_LINE = """
 @pytest.mark.parametrize(
     ("flags", "report", "trackers"),
     [
-        ((), True, []),
         (("--no_report",), False, []),
-        (("--report", "false"), False, []),
         (("--report_to", "none"), False, []),
-        (("--report_to", "tensorboard"), True, ["tensorboard"]),
         (("--report_to", "tensorboard", "--no_report"), False, ["tensorboard"]),
     ],
 )

@@ -31,17 +31,13 @@ SINGLE = [
     ("learning_rate", math.nan, "a finite number"),
     ("learning_rate", "fast", "a finite number"),
     ("learning_rate", True, "a finite number"),
-    ("learning_rate", None, "a finite number"),
     ("learning_rate", 10**400, "a finite number"),
     ("seed", 42.5, "a whole number"),
-    ("max_steps", "1.5", "a whole number"),
     # neither true nor false
     ("do_train", 2, "true or false"),
     ("do_train", "maybe", "true or false"),
-    ("fp16", 1.0, "true or false"),
     # These are none of the words.
     ("eval_strategy", "sometimes", "one of no, steps, epoch"),
-    ("eval_strategy", True, "one of no, steps, epoch"),
     ("evaluation_strategy", "sometimes", "one of no, steps, epoch"),
     ("log_level", "loud", "one of detail, debug"),
     ("dataloader_multiprocessing_context", "thread", "one of fork, spawn, forkserver"),
@@ -56,9 +52,7 @@ SINGLE = [
     ("output_dir", 5, PATH),
     ("output_dir", b"run", PATH),
     ("output_dir", "a\0b", PATH),
-    ("output_dir", "\ud800", PATH),
     ("label_names", {"labels": 1}, "a list of names"),
-    ("report_to", 1, "a list of names"),
     ("report_to", "", "a list of names"),
     ("lr_scheduler_kwargs", "num_cycles=2", "a JSON object"),
     ("lr_scheduler_kwargs", "[1]", "a dictionary"),
@@ -149,25 +143,20 @@ def test_a_file_where_the_output_folder_should_be_is_refused(tmp_path, below):
 # field, value, what it becomes: each has one reading only
 ACCEPTED = [
     ("learning_rate", "2e-5", 2e-5),  # YAML has it as text, for want of a dot
-    ("learning_rate", 1, 1),
     ("max_steps", 100.0, 100),
     ("max_steps", "1e3", 1000),
     ("data_seed", str(2**53 + 1), 2**53 + 1),  # exact, though no float is
     ("data_seed", np.int64(2**53 + 1), 2**53 + 1),
     ("eval_strategy", False, "no"),  # YAML's bare no
-    ("do_train", "true", True),
     ("do_train", 1, True),
     ("do_train", np.False_, False),
     ("logging_steps", 10.0, 10),
     ("logging_steps", "0.1", 0.1),
-    ("save_total_limit", None, None),
     ("output_dir", Path("run"), "run"),
     ("output_dir", None, "trainer_output"),
     ("resume_from_checkpoint", Path("run/checkpoint-5"), "run/checkpoint-5"),
-    ("resume_from_checkpoint", True, True),
     ("activation_checkpointing", None, False),
     ("lr_scheduler_kwargs", '{"num_cycles": 2}', {"num_cycles": 2}),
-    ("lr_scheduler_kwargs", {"num_cycles": 2}, {"num_cycles": 2}),
     ("label_names", "labels", ["labels"]),
     ("label_names", ("start", "end"), ["start", "end"]),
     ("report_to", None, []),

@@ -192,28 +192,21 @@ def test_warmup_steps_are_as_in_transformers(theirs, warmup, steps):
 RANKS = [(0, 0), (1, 1), (2, 0), (3, 1)]  # two machines with two processes each: rank, local rank
 
 
+LEVELS = ["detail", "debug", "info", "warning", "error", "critical", "passive"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("each_node", [True, False])
 @pytest.mark.parametrize(("rank", "local_rank"), RANKS)
-def test_who_logs_and_who_saves_is_as_in_transformers(theirs, each_node, rank, local_rank):
+def test_who_logs_and_who_saves_is_as_in_transformers(theirs, level, each_node, rank, local_rank):
     settings = {"log_on_each_node": each_node, "save_on_each_node": not each_node, "log_level": "error"}
+    settings["log_level_replica" if rank % 2 else "log_level"] = level
     ours, reference = TrainingArguments(**settings), theirs(**settings)
     place_in_four(ours, reference, rank, local_rank)
     for name in ("world_size", "process_index", "local_process_index", "should_log", "should_save"):
         assert getattr(ours, name) == getattr(reference, name), name
     assert ours.get_process_log_level() == reference.get_process_log_level()
     assert ours.parallel_mode.value == "distributed"
-
-
-LEVELS = ["detail", "debug", "info", "warning", "error", "critical", "passive"]
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("rank", "local_rank"), RANKS[:2])
-def test_log_levels_are_as_in_transformers(theirs, level, rank, local_rank):
-    settings = {"log_level": level, "log_level_replica": level}
-    ours, reference = TrainingArguments(**settings), theirs(**settings)
-    place_in_four(ours, reference, rank, local_rank)
-    assert ours.get_process_log_level() == reference.get_process_log_level()
 
 
 def place_in_four(ours, reference, rank, local_rank):

@@ -20,19 +20,12 @@ def as_yaml(name, text, says):
     return config(name, lines + text, says, "c.yaml")
 
 
-def _doubling() -> str:
-    """Returns nested aliases that would be 2**30 numbers if they were written out."""
-    lists = "[&a0 [1, 1], " + ", ".join(f"&a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 30)) + "]"
-    return f"run_name: {lists}\n"
-
-
 CONFIGS = [
     Case("configs: not there", ("gone.json",), "The file of arguments gone.json cannot be loaded"),
     config("empty YAML", "", "c.yaml cannot be loaded: it is no table", "c.yaml"),
     config("a comment in JSON", '{"task_name": "mrpc" // the task\n}', "c.json cannot be loaded"),
     config("endless depth in YAML", "[" * 2000, "c.yaml cannot be loaded", "c.yaml"),
     as_yaml("an object of Python", "seed: !!python/object/apply:os.system ['touch ran']\n", "c.yaml cannot be loaded"),
-    as_yaml("a list that doubles thirty times", _doubling(), "run_name=[[1, 1]"),
     # values
     with_values("no such name", "learning_rat", learning_rat=1),
     as_yaml("a number for a name", "7: 8\n", "c.yaml cannot be loaded: it is no table"),

@@ -53,11 +53,7 @@ FLAGS = [
     flag("no token", "--max_seq_length 0", "max_seq_length=0 is not accepted"),
     flag("a batch of all the world", f"--per_device_train_batch_size {'9' * 30}", "per_device_train_batch_size=999"),
     flag("a seed of five thousand digits", f"--seed {'9' * 5000}", "--seed"),
-    flag("no such keyword", "--gradient_checkpointing --gradient_checkpointing_kwargs '{\"a\": 1}'", "use_reentrant"),
-    flag("half a device", "--devices 0.5", "devices="),
-    flag("a device twice", "--devices 0,0", "names a device twice"),
     # combinations
-    flag("nccl on the CPU", "--ddp_backend nccl --use_cpu", "nccl"),
     flag("a device that is not here", "--accelerator xpu", "'xpu' was", environ={"ACCELERATE_USE_CPU": "false"}),
     flag("what is not supported", "--deepspeed ds.json", "deepspeed='ds.json' is not supported"),
     flag("no checkpoint of that name", "--resume_from_checkpoint gone", "there is no such folder"),
@@ -72,5 +68,5 @@ FLAGS = [
     training("an optimizer that is not installed", "--optim grokadamw", "optim='grokadamw'"),
     training("no such compiler", "--torch_compile_backend gcc", "torch_compile_backend='gcc'"),
     training("a repository of no such name", "--push_to_hub --hub_model_id a//b", "hub_model_id='a//b'"),
-    training("an upload without a hub", "--push_to_hub --hub_model_id ada/boats", "push_to_hub"),
+    training("an upload without a hub", "--push_to_hub --hub_model_id ada/boats", "the hub can be reached"),
 ]

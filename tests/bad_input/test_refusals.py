@@ -42,23 +42,12 @@ def test_bad_input_is_refused_in_one_line_and_changes_nothing(run, case):
         {"problem_type": "regression"},
         {"label2id": {"equivalent": 7, "not_equivalent": 0}, "id2label": {"0": "not_equivalent", "1": "equivalent"}},
     ],
-    ids=str,
 )
 def test_settings_of_earlier_training_do_not_end_a_run(run, settings):
     command = (*TRAIN, "--max_seq_length", "999", "--output_dir", "out")
     case = Case("", command, "", TSV_FILES, lambda folder: make_model(folder / "model", **settings), ["model"])
     run.prepare(case)
     assert run(case) == (0, "")
-
-
-@pytest.mark.parametrize("case", [FLAGS[0], COMMANDS[0]], ids=lambda case: case.name)
-def test_traceback_is_shown_on_request_before_the_line(run, case, monkeypatch):
-    run.prepare(case)
-    monkeypatch.setenv("MPS_TRAINER_TRACEBACK", "1")
-    status, errors = run(case)
-    assert errors.startswith("Traceback (most recent call last):\n")
-    assert ": error: " in errors.splitlines()[-1]
-    assert status == case.status
 
 
 def test_unforeseen_error_is_one_line_with_hint(run, monkeypatch):

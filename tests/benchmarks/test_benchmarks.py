@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from benchmarks import distributed, environment, glue, learning, libraries, mrpc, simulated, startup, worker
-from benchmarks.__main__ import main, run
+from benchmarks.__main__ import main
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.devices.facts import cpu_bfloat16
@@ -101,26 +101,6 @@ def test_one_of_one_process_learns_what_it_learns_by_hand(monkeypatch, tmp_path)
     assert ours.keys() == {"milliseconds_per_step", "learned"}
     assert ours["learned"]["steps"] == bare["learned"]["steps"] == 40
     assert ours["learned"]["loss"] == pytest.approx(bare["learned"]["loss"], rel=1e-5)
-
-
-def test_what_is_measured_in_two_processes_comes_from_the_first(monkeypatch):
-    given = []
-
-    def measured(folder, name, variables, module, settings):
-        given.append(variables)
-        return {"rank": variables["RANK"], **settings}
-
-    monkeypatch.setattr(worker, "_measured", measured)
-    result, _ = run(distributed.BENCHMARK, Options(("bare", "ours"), "", quick=True))
-    (figures,) = result["rounds"]
-    assert {name: (row["peer"], row["rank"]) for name, row in figures.items()} == {
-        "bare": ("bare", "0"),
-        "ours": ("ours", "0"),
-    }
-    assert sorted(variables["RANK"] for variables in given) == ["0", "0", "1", "1"]
-    for two in (given[:2], given[2:]):  # of one group
-        assert len({variables["MASTER_PORT"] for variables in two}) == 1
-        assert {variables["WORLD_SIZE"] for variables in two} == {"2"}
 
 
 @pytest.mark.acceptance

@@ -87,12 +87,6 @@ def test_check_sets_the_fallback_before_torch_and_loads_no_datasets_before_the_s
     assert "falls back" in result.stdout
 
 
-def test_check_names_the_line_of_a_blocking_read(check):
-    result = check(BERT + THEIRS + FAILS.replace("torch.special.airy_ai(loss.detach())", "loss.item()") + TRAIN)
-    assert result.returncode == 0, result.stderr
-    assert "loss.item()" in result.stdout
-
-
 LOGS = """
 class Logs(Trainer):
     def log(self, logs, *args):

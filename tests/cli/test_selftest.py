@@ -7,7 +7,6 @@ from unittest import mock
 
 import pytest
 
-from mps_trainer import MachineFacts
 from mps_trainer.cli import main, selftest
 from mps_trainer.selftest import CHECKS
 from tests.devices.machines import MACHINES
@@ -35,11 +34,6 @@ def test_selftest_of_a_working_machine_is_0_with_a_table_and_a_report(on_cpu, ca
     assert (report["passed"], report["simulated"], report["device"]) == (True, False, "cpu")
     assert [check["name"] for check in report["checks"]] == list(CHECKS)
     assert {"python", "mps_trainer", "torch", "transformers"} <= set(report["versions"])
-    facts = MachineFacts.from_dict(report["facts"])
-    # PyPI's torch for Linux has its build in torch.__version__, and not in its metadata
-    assert facts.torch_version.partition("+")[0] == report["versions"]["torch"].partition("+")[0]
-    assert facts.memory_bytes > 0
-    assert facts.packages["torch"]
     assert main(["doctor", "--facts", str(tmp_path / "report.json")]) in (0, 1)
     assert "recorded " in capsys.readouterr().out
 
@@ -63,13 +57,6 @@ def test_selftest_without_torch_is_2_and_one_line(machine, monkeypatch, capsys):
     assert printed.out == ""
     assert printed.err.startswith("mps-trainer: error: Nothing can be trained here: torch is not installed")
     assert len(printed.err.splitlines()) == 1
-
-
-def test_selftest_on_a_mac_does_not_simulate(monkeypatch, capsys):
-    monkeypatch.setattr("mps_trainer.simulator.build.platform.system", lambda: "Darwin")
-    monkeypatch.setattr("mps_trainer.simulator.session._extension", None)
-    assert main(["selftest", "--simulate"]) == 2
-    assert "The mps device is not simulated on a Mac" in capsys.readouterr().err
 
 
 @pytest.mark.integration

@@ -81,14 +81,6 @@ def test_the_line_about_a_restart_does_not_continue_a_bar_that_is_left_on_the_te
     assert capsys.readouterr().err.startswith("\nmps-trainer: the run was killed")
 
 
-@pytest.mark.parametrize(
-    ("text", "status"), [("exit 0", 0), ("exit 2", 2), ("at 5; printf other > $notes/error.txt; exit 1", 1)]
-)
-def test_a_script_that_ends_by_itself_is_started_once(shell, capsys, text, status):
-    assert shell(text) == (status, 1)
-    assert capsys.readouterr().err == ""
-
-
 def test_notes_of_the_process_before_do_not_count(shell):
     assert shell('[ "$number" = 2 ] && exit 1; at 5; printf gpu > $notes/error.txt; exit 1') == (1, 2)
 

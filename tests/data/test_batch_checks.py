@@ -189,7 +189,6 @@ def test_a_text_beyond_the_positions_is_named_and_one_that_fits_is_not(make_trai
         ({}, 1.0),
         ({}, [True, False, True]),
     ],
-    ids=["integers", "one integer", "single label", "float", "truth values"],
 )
 def test_labels_in_a_format_that_the_loss_does_not_take_are_explained(make_trainer, config, label):
     said = refused(make_trainer, bert(num_labels=3, **config), rows(label=lambda row: label))

@@ -8,7 +8,7 @@ import torch
 from transformers import SequenceFeatureExtractor
 
 from mps_trainer.data.columns import signature_columns
-from tests.conftest import Classifier, examples, refusal
+from tests.conftest import Classifier, examples
 
 
 @pytest.fixture
@@ -27,12 +27,6 @@ def test_columns_that_forward_does_not_take_are_lost_unless_the_arguments_say_so
     rows = table if kind == "table" else [{**row, "idx": 1} for row in examples(8)]
     trainer = make_trainer({"train_dataset": rows}, remove_unused_columns=remove)
     assert set(next(iter(trainer.get_train_dataloader()))) == left
-
-
-def test_table_without_a_column_for_the_model_is_refused_with_both_lists(make_trainer, table):
-    table = table.select_columns(["idx", "sentence"])
-    trainer = make_trainer({"train_dataset": table})
-    assert "(idx, sentence) is an argument of Classifier.forward (x, labels" in refusal(trainer.train, kind=ValueError)
 
 
 def test_default_collator_pads_with_what_can_pad(make_trainer):

@@ -110,7 +110,6 @@ def test_a_row_that_cannot_be_read_is_named_and_the_run_can_go_on(make_trainer, 
         ({"labels": None}, "row 17, column 'labels' (None; in the others of type int)"),
         ({"labels": ...}, "row 17, column 'labels' (missing; in the others of type int)"),
     ],
-    ids=str,
 )
 def test_a_row_that_does_not_fit_the_others_is_named_with_its_column(make_trainer, changes, at_fault):
     rows = examples(40)
@@ -182,7 +181,6 @@ WITHOUT_A_NAME = pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="mac
         pytest.param(40, "was ended by signal 40", "use fewer workers", marks=WITHOUT_A_NAME),
         (None, "ended with exit status 3", "read the error that it printed above"),
     ],
-    ids=["killed", "alarmed", "leaving"],
 )
 def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, signum, how, remedy):
     settings = {**SAVING, "dataloader_num_workers": 1}

@@ -65,7 +65,6 @@ def test_everything_with_an_entry_for_each_example_is_cut_and_the_rest_is_shared
         {"x": 3},
         "text",
     ],
-    ids=str,
 )
 def test_a_batch_whose_examples_cannot_be_told_apart_is_left_alone(batch):
     refusal(split, batch, 2, kind=UnsplittableBatchError)

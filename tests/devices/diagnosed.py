@@ -62,7 +62,6 @@ OTHER_ARCHITECTURE = (
 DIAGNOSED: dict[str, Diagnosed] = {
     # a Mac whose GPU stays idle
     "m1_macos_12.2": known("m1_macos_12.2", "old-macos old-torch", UPDATE.format(12), 1),
-    "m1_macos_12.7_torch_2.5": known("m1_macos_12.7_torch_2.5", "old-macos old-torch", UPDATE.format(13), 1),
     "m2_macos_14_torch_2.15": known("m2_macos_14_torch_2.15", "old-macos", "'torch<2.15'", 1),
     "m2_macos_13_torch_2.15": known("m2_macos_13_torch_2.15", "old-macos", UPDATE.format(15), 1),
     "m1_macos_13_torch_2.10": known("m1_macos_13_torch_2.10", "old-macos", "or install the last torch", 1),
@@ -98,7 +97,6 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "an m1 with the newest torch": m1("15.5", "2.15.0", NO_UPDATE),
     "a virtual mac that works": Diagnosed(mac("15.7", "2.15.0", chip="Apple M3 (Virtual)", virtual_machine=True)),
     "a virtual m1": m1("15.7", "2.13.0", NEWER + "15'", chip="Apple M1 (Virtual)", virtual_machine=True),
-    "faults that need a newer macos first": known("m1_macos_13_torch_2.8", "wrong-results", UPDATE.format(15)),
     "a fault of macos": Diagnosed(mac("27.0", "2.15.0", chip="Apple M4"), "wrong-results", NO_UPDATE),
     "torch too old for the package": known("m1_macos_12.3", "old-torch wrong-results", UPDATE.format(15), 1),
     "torch too old on linux": Diagnosed(pc("2.5.1"), "old-torch", NEWER + "6'", 1),
@@ -163,7 +161,6 @@ DIAGNOSED: dict[str, Diagnosed] = {
     ),
     "linux that may have hidden GPUs": known("linux_cuda_hidden", "cuda", "unset CUDA_VISIBLE_DEVICES"),
     "linux with CUDA's torch and no GPU": known("linux_cuda_build_without_driver"),
-    "linux with a GPU": known("linux_1_cuda"),
     "linux with 8 GPUs": known("linux_8_cuda", "idle-gpus", "CUDA_VISIBLE_DEVICES=1"),
     "linux with 8 GPUs and the CPU by environment": known(
         "linux_8_cuda_accelerate_cpu", "asked-for-cpu", "unset ACCELERATE_USE_CPU", 1
@@ -174,11 +171,9 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "docker on a mac": Diagnosed(
         pc(machine="aarch64", os_version="6.10.14-linuxkit"), "container-on-a-mac", "a Python for macOS"
     ),
-    "windows": known("windows"),
     "variables for mps where it is not": Diagnosed(
         pc("2.15.0", environment={FALLBACK: "true", HIGH: "much", "PYTORCH_MPS_FAST_MATH": "1"})
     ),
     "all well": known("m3_macos_15"),
-    "all well on macos 26": known("m4_macos_26"),
     "not the CPU by environment": known("m3_accelerate_not_cpu"),
 }

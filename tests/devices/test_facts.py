@@ -189,20 +189,6 @@ def beside_torch(tmp_path):
     return tmp_path
 
 
-@pytest.mark.integration
-def test_importing_the_package_and_resolving_import_neither_torch_nor_transformers_nor_lightning():
-    printed = python(
-        "import sys, mps_trainer as m, mps_trainer.devices, mps_trainer.cli\n"
-        "m.MPSAccelerator()\n"
-        "facts = m.MachineFacts(torch_version='2.9.0', cuda_built=True, cuda_count=2)\n"
-        "decision = m.resolve(m.DeviceRequest(), facts)\n"
-        "str(decision), decision.to_dict()\n"
-        "heavy = ('torch', 'transformers', 'lightning', 'numpy', 'ctypes', 'asyncio')\n"
-        "print([name for name in heavy if name in sys.modules], decision.device, 'torch' in sys.modules)"
-    )
-    assert printed == "[] cuda:0 True"
-
-
 SET = "os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'"
 SHOW = "f = mps_trainer.gather_facts(); print(f.fallback_when_torch_loaded, f.fallback_set_too_late)"
 

@@ -23,7 +23,6 @@ from mps_trainer.devices.watermarks import HIGH, LOW, Ratio, limits, settle_low
         ({HIGH: "0.5", LOW: "0.9"}, 1.0, "0.9", (0.5, 0.9)),  # torch says that this is wrong
         ({HIGH: "much"}, 1.0, None, None),
     ],
-    ids=str,
 )
 def test_the_low_one_is_set_where_it_would_not_fit(environ, high, low, of_run):
     environ = dict(environ)
@@ -52,11 +51,9 @@ def test_it_is_set_on_a_mac_before_its_allocator_is_made(system, low):
     [
         ("0.8", 0.8, True),
         ("+.5e0", 0.5, True),
-        ("1.", 1.0, True),
         ("inf", float("inf"), True),
         ("0.7GB", 0.7, False),
         ("0,7", 0.0, False),
-        ("1_0", 1.0, False),
         ("", 0.0, False),
         ("²", 0.0, False),
     ],

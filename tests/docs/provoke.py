@@ -15,8 +15,9 @@ import torch
 
 from mps_trainer import DeviceRequest, Trainer, TrainingArguments, resolve
 from mps_trainer.checkpoints import folders, output_folder
-from mps_trainer.devices.large_products import Layer, warning_of_width
 from mps_trainer.errors import explanation_of
+from mps_trainer.loop import nonfinite
+from mps_trainer.model import large_product_warning
 from mps_trainer.simulator import simulated_mps
 from tests.tiny import tiny
 
@@ -54,7 +55,23 @@ for name, facts in {"rosetta": ROSETTA, **{name: MACHINES[name] for name in ("ol
 PROVOCATIONS["late-fallback"] = lambda: resolve(DeviceRequest(), MACHINES["late-fallback"]).notes[0]
 
 
-PROVOCATIONS["large-products"] = lambda: warning_of_width({"lm_head": Layer(768, 50_257)}, "2.13.0") or ""
+def first_logged(logger: logging.Logger, function: Callable[[], object]) -> str:
+    with mock.patch.object(logger, "warning") as warning:
+        function()
+    message, *values = warning.call_args_list[0].args
+    return message % tuple(values)
+
+
+def _warn_of_large_products() -> None:
+    head = torch.nn.Module()
+    head.lm_head = torch.nn.Linear(768, 50_257, device="meta")
+    large_product_warning._warn_once.cache_clear()
+    told = large_product_warning.told_of_large_products(head, torch.device("mps"), "Apple M1")
+    with mock.patch.object(torch, "__version__", "2.13.0"), told:
+        pass
+
+
+PROVOCATIONS["large-products"] = lambda: first_logged(large_product_warning.logger, _warn_of_large_products)
 
 
 def first_sentence(error: Exception) -> str:
@@ -149,18 +166,9 @@ def sequential(rows: Any, **settings: Any) -> Trainer:
     return trainer(rows, train_sampling_strategy="sequential", **settings)
 
 
-def _told() -> str:
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    logger = logging.getLogger("mps_trainer.loop.nonfinite")
-    logger.addHandler(handler)
-    sequential(NAN, max_steps=3, logging_steps=3).train()
-    logger.removeHandler(handler)
-    return records[0].getMessage()
-
-
-PROVOCATIONS["nonfinite-told"] = _told
+PROVOCATIONS["nonfinite-told"] = lambda: first_logged(
+    nonfinite.logger, lambda: sequential(NAN, max_steps=3, logging_steps=3).train()
+)
 
 
 provokes("nothing-pads", explanation_of)(lambda: sequential(TOKENS, remove_unused_columns=False).train())

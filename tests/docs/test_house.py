@@ -2,8 +2,6 @@
 
 from xml.etree import ElementTree
 
-import pytest
-
 from .pages import ROOT
 
 PACKAGE = ROOT / "mps_trainer"
@@ -17,14 +15,6 @@ def test_every_folder_and_module_is_in_one_room(extension):
     rooms = [name for room in extension("house").graph() for name in room.split(", ")]
     assert {name for name in inside if name[:2] != "__"} == {*rooms, *OF_OTHER_ROOMS}
     assert len(rooms) == len(set(rooms))
-
-
-def test_circular_imports_are_refused_and_shortcuts_left_out(extension):
-    imports = extension("imports")
-    with pytest.raises(ValueError, match="a -> b -> c -> a"):
-        imports.floors_of({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset("a")})
-    graph = {"a": frozenset("bc"), "b": frozenset("c"), "c": frozenset()}
-    assert imports.without_shortcuts(graph) == {"a": frozenset("b"), "b": frozenset("c"), "c": frozenset()}
 
 
 def test_imports_of_all_forms_are_found(extension, tmp_path):

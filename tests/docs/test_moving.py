@@ -43,19 +43,10 @@ def run(tmp_path, monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.parametrize("label", ["transformers", "pytorch"])
-def test_diff_shows_two_whole_scripts(label):
-    block = DIFFS[label]
-    assert {line[:1] for line in block.text.splitlines()} <= {" ", "+", "-"}
-    for left_out in "+-":
-        compile(side(block, left_out), block.page, "exec")
-    assert "mps_trainer" not in side(block, "+")
-    assert "from mps_trainer import" in side(block, "-")
-
-
 @pytest.mark.parametrize("label", DIFFS)
 def test_both_sides_learn_the_same(label, run):
     after, before = run(DIFFS[label], "-"), run(DIFFS[label], "+")
+    assert "mps_trainer" not in side(DIFFS[label], "+")
     theirs, ours = (names["model"].state_dict() for names in (before, after))
     assert theirs.keys() == ours.keys()
     for name, weight in theirs.items():

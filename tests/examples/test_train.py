@@ -65,7 +65,6 @@ def test_a_head_for_other_labels_is_replaced_and_a_text_may_be_empty(texts):
         (["--dataset_nam", "data.csv"], "Did you mean --dataset_name?"),
         (["--dataset_name", "scores.csv"], "The labels are scores"),
     ],
-    ids=str,
 )
 def test_wrong_input_is_one_line(texts, words, says):
     (texts / "scores.csv").write_text("text,label\n" + "a boat,1.5\na house,2.5\n" * 2)

@@ -80,7 +80,6 @@ def test_a_script_may_save_load_and_generate(tmp_path):
         ),
         ({"load_in_8bit": True}, 1, torch.float16),
     ],
-    ids=["4 bits", "4 bits, twice", "8 bits"],
 )
 def test_linear_layers_are_quantized_but_for_the_head(saved, settings, bytes_per_number, dtype):
     with models_are_fake():

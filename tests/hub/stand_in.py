@@ -10,7 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 
 class StandInHub(ThreadingHTTPServer):
@@ -31,10 +31,9 @@ class StandInHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.folders = folders
-        self.fails_at = ""  # requests whose path contains it get an error of the server
         self.is_closed, self.ended = False, 0  # whether connections are ended at once, and how many were
         self.downloads: list[str] = []  # the names of the files that were sent
-        # stop() waits as long as the pause between two looks at the stop flag
+        # shutdown() waits as long as the pause between two looks at the stop flag
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -42,10 +41,6 @@ class StandInHub(ThreadingHTTPServer):
         return not self.is_closed
 
     def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Stops answering: from here on clients get "connection refused"."""
         self.shutdown()
         self.server_close()
 
@@ -57,10 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # headers and body in one packet
 
     def do_GET(self) -> None:
-        form = parse_qs(self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode())
         path = unquote(urlsplit(self.path).path)
-        if self.server.fails_at and self.server.fails_at in path:
-            return self._error(500, "")
         is_api, address = path.startswith("/api/"), path.removeprefix("/api/").lstrip("/")
         address = address if address.startswith(("models/", "datasets/")) else f"models/{address}"
         parts = address.split("/", 5)
@@ -73,9 +65,6 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(404, "RevisionNotFound")
         if not is_api:
             return self._send_file(folder, inner)
-        if action == "paths-info":
-            found = [folder / name for name in form.get("paths", [])]
-            return self._send_json([_entry(folder, path) for path in found if path.exists()])
         if action == "tree":
             is_recursive = "recursive=true" in self.path.lower()
             found = sorted((folder / inner).rglob("*") if is_recursive else (folder / inner).glob("*"))
@@ -87,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = repository.partition("/")[2]
         return self._send_json({"id": name, "sha": _sha(folder), "private": False, "tags": [], "siblings": siblings})
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_GET
 
     def _send_file(self, folder: Path, name: str) -> None:
         commit = {"X-Repo-Commit": _sha(folder)}
@@ -103,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _error(self, status: int, code: str, **headers: str) -> None:
         """The code decides which exception the client raises (huggingface_hub.utils.hf_raise_for_status)."""
-        self._send(status, b"{}", **{"X-Error-Code": code, "X-Error-Message": code or "Server error", **headers})
+        self._send(status, b"{}", **{"X-Error-Code": code, "X-Error-Message": code, **headers})
 
     def _send(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -120,62 +119,17 @@ def test_it_trains_evaluates_and_saves(hub, env, out, served):
     assert figures["epoch"] == EPOCHS
     assert 0 < figures["train_loss"] < 1
     assert (figures["eval_accuracy"] * 400) % 1 == pytest.approx(0, abs=1e-6)
-    assert 0 <= figures["eval_accuracy"] <= 1
-    assert 0 <= figures["eval_f1"] <= 1
-
     steps = math.ceil(1500 / BATCH_SIZE) * EPOCHS
     assert {path.name for path in out.glob("checkpoint-*")} == {f"checkpoint-{steps}"}
-    for folder in (out, out / f"checkpoint-{steps}"):
-        assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
-    assert {"train_results.json", "eval_results.json", "trainer_state.json"} <= {path.name for path in out.iterdir()}
-    state = json.loads((out / f"checkpoint-{steps}" / "trainer_state.json").read_text())
-    assert state["global_step"] == steps
+    assert (out / "tokenizer.json").is_file()
     assert started_from(out, served[f"models/{MODEL}", "main"])
     assert not started_from(out, served[f"models/{MODEL}", "v1"])
     assert {"model.safetensors", "train-0.parquet"} < set(hub.downloads)
 
 
-@pytest.mark.acceptance  # three whole runs
-def test_a_second_run_downloads_nothing_and_a_third_needs_no_hub(hub, env, out):
-    first = results(run(env, out, *SHORT), out)
-    assert hub.downloads
-
-    hub.downloads.clear()
-    second = results(run(env, out, *SHORT), out)
-    assert hub.downloads == []
-    assert second["train_loss"] == pytest.approx(first["train_loss"]), "the same command with the same seed"
-
-    hub.stop()
-    third = results(run({**env, "HF_HUB_OFFLINE": "1"}, out, *SHORT), out)
-    assert third["train_loss"] == pytest.approx(first["train_loss"])
-
-
-def test_the_revision_asked_for_is_the_one_that_is_trained(env, out, served):
-    results(run(env, out, *SHORT, "--model_revision", "v1"), out)
-    assert started_from(out, served[f"models/{MODEL}", "v1"])
-    assert not started_from(out, served[f"models/{MODEL}", "main"])
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        pytest.param(("--model_revision", "v9"), "v9", marks=pytest.mark.acceptance),
-        (("--model_name_or_path", "google-bert/nothing"), "google-bert/nothing"),
-    ],
-)
-def test_a_model_or_revision_that_is_not_on_the_hub_is_named_in_one_line(env, out, more, named):
-    assert named in the_only_line(run(env, out, *more), out)
-
-
-@pytest.mark.acceptance
-@pytest.mark.parametrize(("path", "named"), [("model.safetensors", MODEL), ("nyu-mll/glue", "nyu-mll/glue")])
-def test_a_server_error_ends_in_one_line_and_a_later_run_succeeds(hub, env, out, path, named):
-    """The client retries metadata for 23 s, and goes through four names of weight files: 50 s at most."""
-    hub.fails_at, begun = path, time.monotonic()
-    assert named in the_only_line(run(env, out, *SHORT), out)
-    assert time.monotonic() - begun < 120
-    hub.fails_at = ""
-    results(run(env, out, *SHORT), out)
+def test_a_model_that_is_not_on_the_hub_is_named_in_one_line(env, out):
+    name = "google-bert/nothing"
+    assert name in the_only_line(run(env, out, "--model_name_or_path", name), out)
 
 
 def test_a_hub_that_ends_connections_is_one_line_with_the_other_choices_and_without_retries(hub, env, out):
@@ -186,9 +140,12 @@ def test_a_hub_that_ends_connections_is_one_line_with_the_other_choices_and_with
     assert 1 <= hub.ended <= 2  # its client tries five times, waiting longer each time
 
 
-def test_a_dataset_of_the_hub_can_be_named_instead_of_a_task(env, out):
+def test_a_dataset_of_the_hub_can_be_named_instead_of_a_task_and_a_revision_of_the_model(env, out, served):
     words = ["--dataset_name", "nyu-mll/glue", "--dataset_config_name", "mrpc", "--model_name_or_path", MODEL]
-    arguments = ["run_glue.py", *words, "--do_train", "--do_eval", "--output_dir", str(out), *SHORT]
+    words += ["--model_revision", "v1", "--do_train", "--do_eval", "--output_dir", str(out), *SHORT]
+    arguments = ["run_glue.py", *words]
     figures = results(run_python(*arguments, cwd=EXAMPLE, **env), out)
     assert figures["train_samples"] == 32
     assert 0 <= figures["eval_accuracy"] <= 1
+    assert started_from(out, served[f"models/{MODEL}", "v1"])
+    assert not started_from(out, served[f"models/{MODEL}", "main"])

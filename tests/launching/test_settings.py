@@ -98,9 +98,6 @@ def test_environment_keeps_what_the_shell_has_set(file):
 def test_environment_fits_the_lower_watermark_to_the_one_that_is_set():
     half = {"memory_fraction": 0.5}
     assert float(environment({}, half, {})[LOW]) < 0.5
-    assert environment({}, half, {LOW: "0.3"})[LOW] == "0.3"
-    # without a limit any lower one fits
-    assert LOW not in environment({}, {"memory_fraction": 0.0}, {})
     # what the shell has set is the shell's to make fit
     assert environment({}, half, {HIGH: "0.7"}) == {HIGH: "0.7"}
 

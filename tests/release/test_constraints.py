@@ -110,27 +110,13 @@ REFUSED = """\
       Python>=3.11, we can conclude that pillow==13.0.0 cannot be used."""
 
 
-def test_a_failure_names_the_package_and_the_place_and_ends_with_1(resolve, capsys):
-    def resolver(arguments: list[str], python: str, platform: str):
-        bad = python == "3.10" and "dev" in arguments[-1]
-        return resolve.Outcome(0 if bad else 143, 0.5, REFUSED if bad else None)
-
-    assert resolve.main([], resolver) == 1
-    head, *rows = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert head.split("  ")[0] == "Python"
-    assert [row.split()[0] for row in rows] == [python for python in PYTHONS for _ in range(2)]
-    assert [row.endswith("FAILED: pillow==13.0.0") for row in rows] == [True] * 2 + [False] * 8
-    assert all("143 packages, 0.5 s" in row for row in rows)
-
-    assert resolve.main(["3.10"], resolver) == 1
+def test_the_exit_status_says_whether_all_resolve(resolve, capsys):
+    assert resolve.main(["3.14"], lambda *_: resolve.Outcome(143, 0.5)) == 0
+    assert resolve.main(["3.10"], lambda *_: resolve.Outcome(0, 0.5, REFUSED)) == 1
     printed = capsys.readouterr().out
+    assert printed.count("143 packages, 0.5 s") == printed.count("FAILED: pillow==13.0.0") == 4
     assert printed.count("we can conclude that") == 1
     assert "\nPython 3.10 on macOS, arm64; Python 3.10 on Linux, x86-64:\n" in printed
-
-
-def test_the_exit_status_is_0_when_all_resolve(resolve, capsys):
-    assert resolve.main(["3.14"], lambda *_: resolve.Outcome(143, 0.5)) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_uv_is_asked_for_wheels_of_that_python_and_platform(resolve, monkeypatch):

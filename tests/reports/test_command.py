@@ -45,7 +45,6 @@ NO_RUN = "it has no run_record.json, no trainer_state.json and no checkpoint"
         (["odd"], "odd/report.html was not written: no report can be made of odd/run_record.json (TypeError: "),
         ([], "the following arguments are required: OUTPUT_DIR. See"),
     ],
-    ids=" ".join,
 )
 def test_what_is_wrong_is_a_line_and_2(recorded, capsys, monkeypatch, tmp_path, words, says):
     recorded()

@@ -201,7 +201,6 @@ class Fails(torch.nn.Module):
         (KeyboardInterrupt(), "stop", "by SIGINT (Ctrl-C)"),
         (SystemExit(7), "stop", "with exit status 7"),
     ],
-    ids=["error", "memory", "interrupt", "exit"],
 )  # fmt: skip
 def test_a_run_that_fails_leaves_what_there_is(make_trainer, tmp_path, error, kind, says):
     trainer = make_trainer({"model": Fails(error)}, report=True, max_steps=5)

@@ -8,6 +8,7 @@ import pytest
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.errors import CheckpointError, explain
 from mps_trainer.scripts import checkpoint_to_resume, no_empty_folder_left, one_line_errors, set_up_logging
+from tests.conftest import refusal
 
 
 @pytest.fixture
@@ -65,12 +66,10 @@ def test_an_output_folder_made_for_a_refused_run_is_removed_and_no_other(tmp_pat
             out.mkdir(exist_ok=True)
             raise MisconfigurationException("No.")
 
-    with pytest.raises(MisconfigurationException):
-        refuse()
+    refusal(refuse)
     assert not out.exists()
     (out / "kept").mkdir(parents=True)
-    with pytest.raises(MisconfigurationException):
-        refuse()
+    refusal(refuse)
     assert (out / "kept").is_dir()
 
 
@@ -87,8 +86,7 @@ def test_run_resumes_from_the_output_folder_unless_told_otherwise(tmp_path, caps
     (tmp_path / "out" / "checkpoint-3").rename(tmp_path / "out" / "tmp-checkpoint-3")  # a killed run left it
     assert resume() is None
     (tmp_path / "out" / "thesis.txt").touch()
-    with pytest.raises(MisconfigurationException, match="has no checkpoint to resume from"):
-        resume()
+    assert "has no checkpoint to resume from" in refusal(resume)
 
 
 @pytest.mark.parametrize(("asked", "level"), [("error", logging.ERROR), ("info", logging.INFO)])

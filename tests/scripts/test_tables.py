@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.scripts.tables import classified, load_splits, read_table
+from tests.conftest import refusal
 
 datasets = pytest.importorskip("datasets")
 
@@ -86,8 +87,7 @@ def test_a_tenth_is_held_back_where_there_is_no_split_for_it(write):
     train, held = load_splits(str(write("rows.jsonl", lines(40))))
     assert (len(train), len(held)) == (36, 4)
     assert not set(train["text"]) & set(held["text"])
-    with pytest.raises(MisconfigurationException, match="Give two rows or more"):
-        load_splits(str(write("one.jsonl", lines(1))))
+    assert "Give two rows or more" in refusal(load_splits, str(write("one.jsonl", lines(1))))
 
 
 def test_splits_of_a_folder_stay_as_they_are(tmp_path, write, monkeypatch):
@@ -113,7 +113,6 @@ def splits(test=None, **columns):
         ([True, False] * 2, ["False", "True"], [1, 0, 1, 0]),
         ([0.5, 1.0] * 2, [], [0.5, 1.0] * 2),
     ],
-    ids=str,
 )
 def test_labels_become_classes_or_stay_scores(labels, names, ids):
     test = {"n": [1], "text": ["b"], "label": [labels[0]]}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from mps_trainer.check import OperatorTable, operator_table
+from tests.conftest import refusal
 from tools.apple_binary.__main__ import main
 from tools.apple_binary.arm64 import Call, Reference, Slot, decode
 from tools.apple_binary.callers import GRAPH, READ, operators_reaching
@@ -35,27 +36,6 @@ def test_addresses_pointers_and_calls_are_decoded():
     ]
     below = Code(0x2_0000_4000).take_address(1, 0x1_0000_9010)
     assert list(decode(below.to_bytes(), below.start)) == [Reference(below.start + 4, 0x1_0000_9010)]
-
-
-def test_symbols_functions_and_strings_are_read():
-    code = Code().take_address(1, STRINGS_AT + 6).end().to_bytes()
-    binary = MachO(library(code, b"hello\0add.out\0", {"first": CODE_AT, "second": CODE_AT + 8, "elsewhere": 0}))
-    assert list(binary.symbols_with("cond")) == [("second", CODE_AT + 8)]
-    assert list(binary.symbols_with("elsewhere")) == []  # not defined here
-    assert binary.symbol_at(CODE_AT) == "first"
-    assert binary.symbol_at(CODE_AT + 4) is None
-    assert binary.function(CODE_AT) == code[:8]
-    assert binary.function(CODE_AT + 8) == code[8:]
-    assert binary.string(STRINGS_AT + 6) == "add.out"
-    assert binary.string(CODE_AT) is None
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x7fELF", b"\xca\xfe\xba\xbe" + bytes(100), library(b"", b"", {"a": 1})[:-30]]
-)
-def test_what_is_no_library_for_apple_silicon_is_refused(content):
-    with pytest.raises(MachOError, match="library"):
-        MachO(content)
 
 
 IMPL = "__ZNR5torch7Library5_implEPKcONS_11CppFunctionENS_17_RegisterOrVerifyE"
@@ -90,7 +70,8 @@ def torch_library() -> MachO:
         init("MPS", namespace="mine"): [(1, GENERATED, b"other")],
         init("MPS", 3) + ".cold.1": [(1, GENERATED, b"other")],
     }
-    code, symbols, strings = Code(), {IMPL: IMPL_AT, **KERNELS}, b"".join(name + b"\0" for name in NAMES)
+    symbols = {IMPL: IMPL_AT, init("MPS", 4): 0, **KERNELS}  # that at 0 is defined elsewhere
+    code, strings = Code(), b"".join(name + b"\0" for name in NAMES)
     for symbol, calls in functions.items():
         symbols[symbol] = code.at
         for register, kernel, name in calls:
@@ -105,8 +86,7 @@ def torch_library() -> MachO:
 def test_a_registration_whose_name_cannot_be_read_is_an_error():
     code = Code().call(IMPL_AT).end().to_bytes()
     binary = MachO(library(code + bytes(0x2000), b"\0", {init("MPS"): CODE_AT, IMPL: IMPL_AT}))
-    with pytest.raises(MachOError, match="no name"):
-        registrations(binary)
+    assert "no name" in refusal(registrations, binary, kind=MachOError)
 
 
 def test_operators_whose_kernels_reach_a_function_are_found():
@@ -145,31 +125,14 @@ def test_members_are_compared_with_the_record(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in (members | {LIBRARY: b"evil"}).items():
             archive.writestr(name, content)
-    with pytest.raises(WheelError, match="differs from RECORD"):
-        Wheel(path).read(LIBRARY)
-    with pytest.raises(WheelError, match="has no torch/other"):
-        Wheel(path).read("torch/other")
+    assert "differs from RECORD" in refusal(Wheel(path).read, LIBRARY, kind=WheelError)
+    assert "has no torch/other" in refusal(Wheel(path).read, "torch/other", kind=WheelError)
 
 
 def test_a_member_that_leaves_the_folder_is_not_written(tmp_path):
     path = wheel(tmp_path / "torch.whl", {"torchgen/../../evil": b"a"})
-    with pytest.raises(WheelError, match="outside"):
-        Wheel(path).extract("torchgen/", tmp_path / "out")
+    assert "outside" in refusal(Wheel(path).extract, "torchgen/", tmp_path / "out", kind=WheelError)
     assert not (tmp_path / "evil").exists()
-
-
-def test_what_is_no_wheel_is_refused(tmp_path):
-    path = tmp_path / "torch.whl"
-    path.write_bytes(b"half of a download")
-    with pytest.raises(WheelError, match="not a wheel"):
-        Wheel(path)
-
-
-def test_a_wheel_that_is_there_is_not_downloaded_again(tmp_path, pip):
-    path = tmp_path / "torch-2.15.0-cp311-cp311-macosx_14_0_arm64.whl"
-    path.touch()
-    assert download("2.15.0", tmp_path) == path
-    assert pip.commands == []
 
 
 def test_pip_is_asked_for_the_wheel_of_a_mac(tmp_path, pip):
@@ -188,13 +151,6 @@ def test_a_missing_version_is_told_from_an_index_that_does_not_answer(tmp_path, 
     with pytest.raises(WheelError, match=r"No matching distribution found for torch==9\.9\.9") as raised:
         download("9.9.9", tmp_path)
     assert isinstance(raised.value, IndexUnreachableError) is unreachable
-
-
-@pytest.mark.parametrize("version", ["", "latest", "2.15", "2.15.0 --pre", "../2.15.0"])
-def test_what_is_no_release_is_refused_before_pip_is_asked(tmp_path, pip, version):
-    with pytest.raises(WheelError, match="not the version of a torch release"):
-        download(version, tmp_path)
-    assert pip.commands == []
 
 
 @pytest.fixture
@@ -218,6 +174,7 @@ def table(*native: str) -> OperatorTable:
 
 def test_known_differences_have_their_reason_and_the_others_none():
     found = registrations(torch_library())
+    assert torch_library().string(CODE_AT) is None
     assert {each.operator for each in found if each.is_generated} == {"aten::add.out", "mine::other"}
     comparison = compare(table("aten::add.out", "aten::gone"), found)
     assert comparison.registered == {"MPS": 5, "AutocastMPS": 2}
@@ -265,7 +222,11 @@ def test_the_command_ends_with_1_where_a_difference_has_no_reason(tmp_path, monk
     assert written["registered"] == {"MPS": 1}
 
 
-def test_the_command_ends_with_2_where_there_is_nothing_to_compare(tmp_path, capsys, pip):
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [("9.9.9", "No matching distribution found"), ("2.15.0 --pre", "not the version of")],
+)
+def test_the_command_ends_with_2_where_there_is_nothing_to_compare(tmp_path, capsys, pip, version, says):
     pip.says = "ERROR: No matching distribution found"
-    assert main(["9.9.9", "--cache", str(tmp_path)]) == 2
-    assert "No matching distribution found" in capsys.readouterr().err
+    assert main([version, "--cache", str(tmp_path)]) == 2
+    assert says in capsys.readouterr().err

@@ -11,6 +11,7 @@ from mps_trainer import TrainingArguments
 from mps_trainer.devices.recorded import read_facts
 from mps_trainer.launching.config_file import load, load_target
 from mps_trainer.reports.record import is_foreign, load_json
+from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.utils import bounded_file
 from mps_trainer.utils.bounded_file import read_bytes
 from tests.conftest import refusal
@@ -33,13 +34,14 @@ READERS = {
     "report": (load_json, "{}"),
     "fsdp_config": (lambda path: TrainingArguments(fsdp=True, fsdp_config=path), "{}"),
     "accelerator_config": (lambda path: TrainingArguments(accelerator_config=path), "{}"),
+    "a script": (lambda path: OneLineParser((TrainingArguments,), prog="train.py").parse([path]), '{"seed": 1}'),
 }
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_nobody_waits_for_a_pipe_without_a_writer(tmp_path, monkeypatch, name):
     monkeypatch.setattr(bounded_file, "PATIENCE", 0.1)
-    path = str(tmp_path / "pipe")
+    path = str(tmp_path / "pipe.json")
     os.mkfifo(path)
     assert "nothing was written to it for 0.1 seconds" in refusal(READERS[name][0], path)
 
@@ -56,7 +58,7 @@ def test_nobody_waits_for_the_rest_of_what_a_writer_began(monkeypatch):
 @pytest.mark.parametrize("name", READERS)
 def test_a_pipe_is_read(tmp_path, name):
     read, content = READERS[name]
-    read(written_later(tmp_path / "pipe", content.encode()))
+    read(written_later(tmp_path / "pipe.json", content.encode()))
 
 
 def test_a_pipe_is_read_up_to_the_same_bound(tmp_path):
