@@ -24,6 +24,7 @@ PACKAGE = "mps_trainer"
 FAILED = (1, 2, 3)  # a test failed, or pytest was interrupted or broke
 OUT_OF_TIME = (-24, 24, 36, 152)  # without end, or too slow for the limit of pyproject.toml
 
+SEED = 17  # of the sample
 BUDGET = 25.0  # seconds of tests for each mutant; durations are those with mutmut's instrumentation
 STATS = "mutmut-stats.json"
 
@@ -58,13 +59,13 @@ def mutants_of(area: Area) -> Iterator[str]:
                 yield get_mutant_name(path, name)
 
 
-def sample(seed: int, areas: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the mutants to try in each of the areas; the same for the same source and seed."""
+def sample(areas: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the mutants to try in each of the areas; the same for the same source."""
     chosen = {}
     for name in areas:
         area = AREAS[name]
         found = list(mutants_of(area))
-        chosen[name] = sorted(random.Random(f"{seed} {name}").sample(found, min(area.size, len(found))))
+        chosen[name] = sorted(random.Random(f"{SEED} {name}").sample(found, min(area.size, len(found))))
     return chosen
 
 
@@ -105,15 +106,13 @@ def is_far(module: str, nodeid: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seed", type=int, default=17, help="of the sample (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=2, help="that test at the same time (default: %(default)s)")
     parser.add_argument("--area", action="append", choices=AREAS, help="to try; may be repeated (default: all)")
     arguments = parser.parse_args()
-    chosen = sample(arguments.seed, arguments.area or AREAS)
+    chosen = sample(arguments.area or AREAS)
     names = [name for area in chosen.values() for name in area]
     # Through a pipe: mutmut prints while a test limits the size of files, and cannot go on if its output is one.
     mutmut = Path(sys.executable).with_name("mutmut")
-    command = [mutmut, "run", "--max-children", str(arguments.processes), *names]
+    command = [mutmut, "run", "--max-children", "2", *names]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         for chunk in iter(lambda: process.stdout.read1(), b""):  # type: ignore[union-attr]
@@ -122,8 +121,7 @@ def main() -> int:
     if process.returncode:
         return process.returncode
     statuses = exit_statuses()
-    head = "| area | mutants | killed | share | out of time |\n| --- | ---: | ---: | ---: | ---: |"
-    print(f"\nSeed {arguments.seed}\n\n{head}")
+    print("\n| area | mutants | killed | share | out of time |\n| --- | ---: | ---: | ---: | ---: |")
     for name, mutants in {**chosen, "all": names}.items():
         ends = Counter(statuses.get(mutant) for mutant in mutants)
         late = sum(ends[status] for status in OUT_OF_TIME)

@@ -187,13 +187,7 @@ import torch
 from torch._inductor.codegen.mps import MetalOverrides
 def none(*_):
     raise NotImplementedError
-MetalOverrides.atan2 = staticmethod(none)
-class Beyond(BertForSequenceClassification):
-    def forward(self, input_ids, labels=None):
-        outputs = super().forward(input_ids=input_ids, labels=labels)
-        outputs["loss"] = outputs["loss"] * torch.atan2(outputs["loss"].detach(), outputs["loss"].detach())
-        return outputs
-model = Beyond(config)
+MetalOverrides.tanh = staticmethod(none)
 """
 
 

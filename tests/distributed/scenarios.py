@@ -97,22 +97,6 @@ def batches_are_split(folder: str) -> dict[str, Any]:
     return run(folder, 43, per_device_train_batch_size=TOGETHER, accelerator_config={"split_batches": processes() > 1})
 
 
-class Weighted(Trainer):
-    """A loss of its own, which is the mean of its batch."""
-
-    loss_is_scaled_for_ga = False
-
-    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-        outputs = model(x=inputs["x"])
-        loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], label_smoothing=0.1)
-        return (loss, outputs) if return_outputs else loss
-
-
-@alike
-def a_loss_of_a_subclass(folder: str) -> dict[str, Any]:
-    return train(folder, classifier(), examples(43), kind=Weighted, gradient_accumulation_steps=2)
-
-
 class Silent(Trainer):
     """Returns the mean of its batch, and does not say so: what most subclasses do."""
 

@@ -1,15 +1,16 @@
 """Under torchrun itself: what becomes of a process that dies, and of a signal."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
-import torch
 
 from tests import HUNG_AFTER, ROOT
-from tests.conftest import assert_same_weights
 from tests.distributed.launch import free_port
 
 pytestmark = pytest.mark.integration
@@ -25,15 +26,29 @@ def torchrun(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_run_of_which_a_process_dies_is_started_again_and_goes_on_exactly(made_by, tmp_path):
-    (tmp_path / "marker").touch()
-    process = torchrun("--max_restarts", "1", "-m", "tests.distributed.restarted", str(tmp_path))
-    output = process.communicate(timeout=HUNG_AFTER)[0]
-    assert process.returncode == 0, output
-    assert not (tmp_path / "marker").exists()
-    whole, again = made_by(2)("a_run_under_torchrun")[0], torch.load(tmp_path / "again.pt")
-    assert again["steps"] == whole["steps"] == 20
-    assert_same_weights(again["weights"], whole["weights"])
+TRAINS = """
+import pathlib, sys
+from tests.faults.training import train
+train("mps_trainer", pathlib.Path(sys.argv[1]), "plain", "cpu")
+"""
+
+
+def test_a_run_of_which_a_process_dies_is_started_again_and_goes_on_exactly(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINS)
+    outcomes = []
+    for name in ("whole", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        process = torchrun("--max_restarts", "1", str(tmp_path / "train.py"), str(folder))
+        if name == "killed":
+            while process.poll() is None and not any(folder.glob("checkpoint-*")):
+                time.sleep(0.01)
+            psutil.Process(process.pid).children()[-1].kill()
+        output = process.communicate(timeout=HUNG_AFTER)[0]
+        assert process.returncode == 0, output
+        assert ("Signal 9 (SIGKILL)" in output) == (name == "killed"), output
+        outcomes.append(json.loads((folder / "outcome.json").read_text()))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path):

@@ -15,7 +15,7 @@ import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
-from tests.distributed import collectives, messages, restarted, sharding, signals  # noqa: F401  add their scenarios
+from tests.distributed import collectives, messages, sharding, signals  # noqa: F401  add their scenarios
 from tests.distributed.launch import fork
 from tests.distributed.scenarios import SCENARIOS
 

@@ -37,7 +37,6 @@ SETTINGS = {
     "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
     "activation checkpointing": {CHECKPOINTING: True},
     "data not skipped": {"ignore_data_skip": True},
-    "tied weights": {"model": gpt2, "train_dataset": texts(), "per_device_train_batch_size": 3},
     "tied weights and accumulation": {
         "model": gpt2, "train_dataset": texts(), "per_device_train_batch_size": 3,
         "gradient_accumulation_steps": 3,

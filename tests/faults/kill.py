@@ -16,8 +16,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,26 +29,6 @@ MOST_KILLS = 3  # per trial
 FINDS_OUT = 60  # seconds, twice the ddp_timeout of the runs
 
 
-@dataclass
-class Trial:
-    """Holds the result of one trial: "identical" or the fault, its kills, and how many of them hit a save."""
-
-    variant: str
-    device: str
-    verdict: str
-    kills: int
-    in_a_save: int
-
-
-def schedule(seed: int, number: int) -> tuple[random.Random, list[float]]:
-    """Returns the generator of a trial and the moments of its kills, as fractions of an uninterrupted run.
-
-    They depend on the seed and the trial's number alone: both libraries are killed by the same schedule.
-    """
-    draw = random.Random(f"{seed} {number}")
-    return draw, [draw.random() for _ in range(MOST_KILLS)]
-
-
 class Harness:
     """Compares killed runs of a library with uninterrupted ones.
 
@@ -60,21 +38,16 @@ class Harness:
 
     def __init__(self, library: str, folder: Path, seed: int, processes: int = 1) -> None:
         self.library, self.processes = library, processes
-        self.folder = folder
-        self.seed = seed
+        self.folder, self.seed = folder, seed
         self.draw = random.Random(seed)
         self.whole: dict[tuple[str, str], tuple[dict, float]] = {}
         forked.preload()
 
-    def trials(self, number: int, variants: list[str], devices: list[str]) -> Iterator[Trial]:
-        for i in range(number):
-            device = devices[i % len(devices)]
-            variant = variants[i // len(devices) % len(variants)]
-            yield self.trial(i, variant, device)
-
-    def trial(self, number: int, variant: str, device: str) -> Trial:
+    def trial(self, number: int, variant: str, device: str) -> tuple[str, int, int]:
+        """Returns "identical" or the fault, the number of kills, and how many of them hit a save."""
         expected, seconds = self.uninterrupted(variant, device)
-        self.draw, moments = schedule(self.seed, number)
+        self.draw = random.Random(f"{self.seed} {number}")  # alike for both libraries
+        moments = [self.draw.random() for _ in range(MOST_KILLS)]
         folder = self.folder / f"trial-{number}"
         kills = in_a_save = 0
         status = None
@@ -86,7 +59,7 @@ class Harness:
                 in_a_save += self.saving(folder)
         verdict = self.compare(folder, expected, status)
         shutil.rmtree(folder)
-        return Trial(variant, device, verdict, kills, in_a_save)
+        return verdict, kills, in_a_save
 
     def uninterrupted(self, variant: str, device: str) -> tuple[dict, float]:
         key = variant, device
@@ -146,8 +119,7 @@ class Harness:
         """Returns True if the killed process was writing a checkpoint."""
         if self.library == "mps_trainer":
             return any(folder.glob(LEFT_OVER))
-        names = {path: set(os.listdir(path)) for path in folder.glob("checkpoint-*")}
-        return any("trainer_state.json" not in files for files in names.values())
+        return any(not (path / "trainer_state.json").exists() for path in folder.glob("checkpoint-*"))
 
     @staticmethod
     def compare(folder: Path, expected: dict, status: int) -> str:
@@ -184,15 +156,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse(None)
-    variants = options.variant or training.variants(options.processes)
+    variants, devices = options.variant or training.variants(options.processes), options.device or ["cpu"]
     tally: Counter[str] = Counter()
     kills = in_a_save = 0
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:
         harness = Harness(options.library, Path(folder), options.seed, options.processes)
-        for i, trial in enumerate(harness.trials(options.trials, variants, options.device or ["cpu"]), 1):
-            tally[trial.verdict.split(":")[0]] += 1
-            kills, in_a_save = kills + trial.kills, in_a_save + trial.in_a_save
-            print(f"{i}/{options.trials} {trial.variant}, {trial.device}: {trial.verdict}", flush=True)
+        for i in range(options.trials):
+            variant, device = variants[i // len(devices) % len(variants)], devices[i % len(devices)]
+            verdict, *hits = harness.trial(i, variant, device)
+            tally[verdict.split(":")[0]] += 1
+            kills, in_a_save = kills + hits[0], in_a_save + hits[1]
+            print(f"{i + 1}/{options.trials} {variant}, {device}: {verdict}", flush=True)
     print(f"\n{options.library}: {kills} kills, {in_a_save} of them in a save")
     for verdict, number in tally.most_common():
         print(f"  {number} of {options.trials} {verdict}")
@@ -200,7 +174,7 @@ def main() -> int:
         figures = {
             "library": options.library,
             "date": datetime.date.today().isoformat(),
-            "devices": options.device or ["cpu"],
+            "devices": devices,
             "versions": {name: version(name) for name in ("mps_trainer", "torch", "transformers")},
             "processes": options.processes,
             "seed": options.seed,

@@ -14,16 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class StandInHub(ThreadingHTTPServer):
-    """A running hub; use it as a context manager.
-
-    ```python
-    with StandInHub({("models/google-bert/bert-base-cased", "main"): folder}) as hub:
-        subprocess.run(command, env={**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": cache})
-    ```
-
-    Args:
-        folders: the folder of each repository and revision.
-    """
+    """A running hub, for `with`; `folders` has the folder of each repository and revision."""
 
     daemon_threads = True
 

@@ -132,13 +132,9 @@ def test_checkpoints_resume_in_transformers_and_back(trainer_of, tmp_path, monke
     settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 6, "use_cpu": True}
     ours = trainer_of(**settings)
     ours.train()
-
-    def theirs(name: str) -> transformers.Trainer:
-        more = {"optim": "adamw_torch_8bit", "logging_steps": 1, "disable_tqdm": True, "report_to": "none"}
-        args = transformers.TrainingArguments(str(tmp_path / name), **{**STEPS, **settings, **more})
-        return transformers.Trainer(llama(), args, train_dataset=runs(64, 16))
-
-    other = theirs("theirs")
+    quiet = {"optim": "adamw_torch_8bit", "logging_steps": 1, "disable_tqdm": True, "report_to": "none"}
+    args = transformers.TrainingArguments(str(tmp_path / "theirs"), **{**STEPS, **settings, **quiet})
+    other = transformers.Trainer(llama(), args, train_dataset=runs(64, 16))
     other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     back = trainer_of(name="back", **settings)
     back.train(resume_from_checkpoint=str(tmp_path / "theirs" / "checkpoint-6"))
