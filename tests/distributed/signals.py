@@ -6,8 +6,7 @@ import signal
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
-from transformers import TrainerCallback
+from transformers import TrainerCallback, default_data_collator
 
 from mps_trainer import Trainer
 from mps_trainer.distributed.full_state import full_state_dict
@@ -90,30 +89,17 @@ def a_signal_after_the_last_step(folder: str) -> dict[str, Any]:
     return {"ended": exit_status(replica(folder, SignalToOne("on_train_end", 1)))}
 
 
-class DrawsForEvenRows(Dataset):
-    """Of two processes that load one row at a time only the first draws."""
-
-    def __init__(self) -> None:
-        self.rows = examples(16)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if index % 2 == 0:
-            torch.rand(())
-        return self.rows[index]
-
-
 @scenario
 def loading_draws_in_one(folder: str) -> dict[str, Any]:
-    settings = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential", "eval_strategy": "steps"}
+    """Of the two processes only the first draws when it loads."""
     torch.manual_seed(0)
-    trainer = Trainer(
-        Classifier(),
-        arguments(folder, **settings, eval_steps=1, per_device_eval_batch_size=2, max_steps=3),
-        train_dataset=DrawsForEvenRows(),
-        eval_dataset=examples(16),
-        callbacks=[SignalToOne("on_step_begin", 1)],
-    )
+    args = arguments(folder, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=2, max_steps=3)
+
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        if args.process_index == 0:
+            torch.rand(())
+        return default_data_collator(rows)
+
+    callbacks = [SignalToOne("on_step_begin", 1)]
+    trainer = Trainer(Classifier(), args, collate, examples(16), examples(16), callbacks=callbacks)
     return {"ended": exit_status(trainer), "step": trainer.state.global_step}

@@ -11,21 +11,16 @@ import pytest
 from tests import HUNG_AFTER
 
 SCRIPT = """
-import sys, time, torch
+import sys
 from mps_trainer import Trainer, TrainingArguments
-from tests.faults.training import Classifier, Sentences, collate
-
-class Slow(Sentences):
-    def __getitem__(self, index):
-        time.sleep(0.01)
-        return super().__getitem__(index)
+from tests.conftest import Classifier, examples
 
 if __name__ == "__main__":
     args = TrainingArguments(
-        output_dir=sys.argv[1], use_cpu=True, max_steps=2000, dataloader_num_workers=2, disable_tqdm=True,
-        report_to="none", logging_steps=1, per_device_train_batch_size=4,
+        output_dir=sys.argv[1], use_cpu=True, max_steps=200_000, dataloader_num_workers=2, disable_tqdm=True,
+        report_to="none", logging_steps=1, per_device_train_batch_size=1,
     )
-    Trainer(Classifier(), args, train_dataset=Slow(), data_collator=collate).train()
+    Trainer(Classifier(), args, train_dataset=examples(4000)).train()
 """
 
 

@@ -35,11 +35,6 @@ class Reader(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def make_reader():
-    torch.manual_seed(0)
-    return Reader()
-
-
 def sentences(count, seed=0, longest=40):
     random = np.random.default_rng(seed)
     rows = [random.integers(1, 30, random.integers(3, longest)).tolist() for _ in range(count)]
@@ -47,8 +42,9 @@ def sentences(count, seed=0, longest=40):
 
 
 def parts():
+    torch.manual_seed(0)
     data = {"train_dataset": sentences(100), "eval_dataset": sentences(45, seed=1)}
-    return {"model": make_reader(), "data_collator": padded, **data}
+    return {"model": Reader(), "data_collator": padded, **data}
 
 
 @pytest.fixture

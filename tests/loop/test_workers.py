@@ -12,20 +12,23 @@ from tests.conftest import callback
 
 
 @pytest.fixture
-def no_collector():
-    """A cycle of references keeps workers alive until it is collected, which may come by chance in time."""
+def left():
+    """`left()` returns the processes that are there since the test began.
+
+    A cycle of references would keep workers alive until it is collected, which may come by chance in time.
+    """
     gc.disable()
-    yield
+    before = set(multiprocessing.active_children())
+    yield lambda: set(multiprocessing.active_children()) - before
     gc.enable()
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_run_that_ends_within_an_epoch_leaves_no_worker(make_trainer, no_collector, persistent):
-    before = set(multiprocessing.active_children())
+def test_a_run_that_ends_within_an_epoch_leaves_no_worker(make_trainer, left, persistent):
     workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": persistent}
     trainer = make_trainer(**workers, per_device_train_batch_size=4, max_steps=2)
     trainer.train()
-    assert set(multiprocessing.active_children()) <= before
+    assert not left()
 
 
 class OneBadRow(Dataset):
@@ -41,43 +44,36 @@ class OneBadRow(Dataset):
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("method", ["train", "evaluate"])
 def test_an_error_in_a_worker_leaves_none_although_its_traceback_holds_their_iterator(
-    make_trainer, no_collector, persistent, method
+    make_trainer, left, persistent, method
 ):
-    before = set(multiprocessing.active_children())
     workers = {"dataloader_num_workers": 2, "dataloader_persistent_workers": persistent}
     trainer = make_trainer({"train_dataset": OneBadRow(), "eval_dataset": OneBadRow()}, **workers)
     with pytest.raises(KeyError) as raised:
         getattr(trainer, method)()
-    assert set(multiprocessing.active_children()) <= before
+    assert not left()
     assert raised.value.__traceback__ is not None
 
 
-def test_evaluations_within_a_run_share_workers_that_end_with_it(make_trainer, no_collector):
-    before = set(multiprocessing.active_children())
+def test_evaluations_within_a_run_share_workers_that_end_with_it(make_trainer, left):
     seen = []
-
-    def watch(**_):
-        seen.append({child.pid for child in set(multiprocessing.active_children()) - before})
-
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "max_steps": 3}
     trainer = make_trainer(
-        {"callbacks": [callback(on_evaluate=watch)]}, eval_strategy="steps", eval_steps=1, **settings
+        {"callbacks": [callback(on_evaluate=lambda **_: seen.append(left()))]}, eval_strategy="steps", eval_steps=1, **settings
     )
     trainer.train()
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) == 2  # one of training, one of evaluations
-    assert set(multiprocessing.active_children()) <= before
+    assert not left()
 
 
-def test_evaluations_and_predictions_of_their_own_leave_no_worker(make_trainer, no_collector):
-    before = set(multiprocessing.active_children())
+def test_evaluations_and_predictions_of_their_own_leave_no_worker(make_trainer, left):
     trainer = make_trainer(dataloader_num_workers=1, dataloader_persistent_workers=True)
     first = trainer.evaluate()
-    assert set(multiprocessing.active_children()) <= before
+    assert not left()
     assert trainer.evaluate()["eval_loss"] == first["eval_loss"]
     trainer.predict(trainer.eval_dataset)
-    assert set(multiprocessing.active_children()) <= before
+    assert not left()
 
 
 def test_a_loader_of_somebody_elses_keeps_its_iterator(make_trainer):
