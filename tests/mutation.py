@@ -24,7 +24,6 @@ PACKAGE = "mps_trainer"
 FAILED = (1, 2, 3)  # a test failed, or pytest was interrupted or broke
 OUT_OF_TIME = (-24, 24, 36, 152)  # without end, or too slow for the limit of pyproject.toml
 
-SEED = 17  # of the sample
 BUDGET = 25.0  # seconds of tests for each mutant; durations are those with mutmut's instrumentation
 STATS = "mutmut-stats.json"
 
@@ -65,7 +64,7 @@ def sample(areas: Iterable[str]) -> dict[str, list[str]]:
     for name in areas:
         area = AREAS[name]
         found = list(mutants_of(area))
-        chosen[name] = sorted(random.Random(f"{SEED} {name}").sample(found, min(area.size, len(found))))
+        chosen[name] = sorted(random.Random(f"17 {name}").sample(found, min(area.size, len(found))))
     return chosen
 
 

@@ -7,7 +7,6 @@ from .models import Touch, cut
 
 STATE, OPTIMIZER, SCHEDULER, RNG = "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"
 WEIGHTS = "model.safetensors"
-MANIFEST = "manifest.json"
 PICKLED = (OPTIMIZER, SCHEDULER, RNG)
 
 
@@ -20,7 +19,7 @@ def resume(name, says, make=lambda folder: None, words=(), listed=False):
     def change(folder):
         checkpoint = folder / "out/checkpoint-2"
         if not listed:
-            (checkpoint / MANIFEST).unlink()
+            (checkpoint / "manifest.json").unlink()
         make(checkpoint)
 
     return Case(

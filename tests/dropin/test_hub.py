@@ -60,10 +60,7 @@ def run_with(library, fake_hub, **settings):
     return library.trained(**{**pushing, **steps, **settings})
 
 
-STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])
 def test_hub_strategy_uploads_files_of_transformers(both, fake_hub, strategy):
     def run(library):
         trainer = run_with(library, fake_hub, hub_strategy=strategy, hub_private_repo=True, hub_revision="branch")

@@ -24,7 +24,6 @@ from tests.distributed.launch import environment, free_port
 from . import forked, training
 from .training import MET
 
-LEFT_OVER = "tmp-checkpoint-*"
 MOST_KILLS = 3  # per trial
 FINDS_OUT = 60  # seconds, twice the ddp_timeout of the runs
 
@@ -118,7 +117,7 @@ class Harness:
     def saving(self, folder: Path) -> bool:
         """Returns True if the killed process was writing a checkpoint."""
         if self.library == "mps_trainer":
-            return any(folder.glob(LEFT_OVER))
+            return any(folder.glob("tmp-checkpoint-*"))
         return any(not (path / "trainer_state.json").exists() for path in folder.glob("checkpoint-*"))
 
     @staticmethod

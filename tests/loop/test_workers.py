@@ -56,10 +56,9 @@ def test_an_error_in_a_worker_leaves_none_although_its_traceback_holds_their_ite
 
 def test_evaluations_within_a_run_share_workers_that_end_with_it(make_trainer, left):
     seen = []
+    watch = callback(on_evaluate=lambda **_: seen.append({child.pid for child in left()}))
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "max_steps": 3}
-    trainer = make_trainer(
-        {"callbacks": [callback(on_evaluate=lambda **_: seen.append(left()))]}, eval_strategy="steps", eval_steps=1, **settings
-    )
+    trainer = make_trainer({"callbacks": [watch]}, eval_strategy="steps", eval_steps=1, **settings)
     trainer.train()
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]
