@@ -241,17 +241,13 @@ def test_scaler_of_float16_continues(mps, train):
     assert logged(scarce, "loss") == pytest.approx(logged(enough, "loss"), abs=2e-3)  # rounded to float16
 
 
-class Wide(nn.Module):
-    """A model that takes a megabyte for each example."""
-
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(4, 2**16)
-        self.head = nn.Linear(2**16, 2)
-
-    def forward(self, x, labels=None):
-        logits = self.head(torch.tanh(self.up(x)))
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+def wide():
+    """Returns a model that takes a megabyte for each example."""
+    torch.manual_seed(0)
+    model = Classifier()
+    model.hidden, model.head = nn.Linear(4, 2**16), nn.Linear(2**16, 2)
+    model.norm = model.dropout = nn.Identity()
+    return model
 
 
 @pytest.mark.every_device(memory="24MB")
@@ -259,9 +255,8 @@ def test_small_device_trains_as_a_larger_one(device, train):
     gc.collect()
     made = []
     for size, accumulation in ((32, 1), (16, 2)):
-        torch.manual_seed(0)
         trainer = train(
-            Wide(), per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_steps=3,
+            wide(), per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_steps=3,
             learning_rate=1e-3,
         )  # fmt: skip
         made.append(trainer)
@@ -296,22 +291,17 @@ def test_packed_batch_is_refused_unless_split_batch_is_overridden(train):
 
 
 def test_a_repeated_update_draws_the_same_numbers_and_counts_running_means_once(train):
-    class Drawing(Hungry):
-        """Draws from the generators and counts its batches before it runs out of memory."""
+    draws, model = [], Hungry(4)
+    model.register_buffer("batches", torch.zeros(()))
 
-        def __init__(self):
-            super().__init__(4)
-            self.register_buffer("batches", torch.zeros(()))
-            self.draws = []
+    def draw(module, given):
+        module.batches += 1
+        draws.append(float(torch.rand(())))
 
-        def forward(self, x, labels=None):
-            self.batches += 1
-            self.draws.append(float(torch.rand(())))
-            return super().forward(x, labels)
-
-    model = train(Drawing(), max_steps=1, gradient_accumulation_steps=2).model
+    model.register_forward_pre_hook(draw)
+    train(model, max_steps=1, gradient_accumulation_steps=2)
     assert model.sizes == [8, 4, 4, 4, 4]
-    assert model.draws[0] == model.draws[1]
+    assert draws[0] == draws[1]
     assert model.batches == 4
 
 

@@ -13,7 +13,7 @@ from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import NonFiniteLossError
 from mps_trainer.guards.numbers import OVERFLOWS
 from mps_trainer.simulator import SimulationCallback
-from tests.conftest import Stream, assert_same_weights, examples, logged, refusal, weights
+from tests.conftest import Stream, assert_same_weights, callback, examples, logged, refusal, weights
 
 BAD = 17  # the row that makes the loss nan
 
@@ -60,21 +60,11 @@ class TestTelling:
         assert times == 1 or "It is the first of 5 such steps since the last log." in warnings_of(caplog)[1]
         assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # which logging_nan_inf_filter saw to
 
-    def test_a_gradient_between_two_logs_is_told(self, make_trainer, make_model, caplog):
+    def test_a_gradient_between_two_logs_is_told(self, make_trainer, caplog):
         class Overflowing(Trainer):
-            """Finite losses; one infinite gradient, which clipping would turn to nan weights."""
-
-            def training_step(self, model, inputs, num_items_in_batch=None):
-                loss = super().training_step(model, inputs, num_items_in_batch)
-                if self.state.global_step == 2:
-                    model.head.bias.grad.fill_(math.inf)
-                return loss
-
-            def _clip_grad_norm(self, model):
-                norm = super()._clip_grad_norm(model)
-                if self.state.global_step == 2:
-                    model.zero_grad(set_to_none=False)  # so that the step does no harm
-                return norm
+            def _get_grad_norm(self, model, grad_norm=None):
+                norm = super()._get_grad_norm(model, grad_norm)
+                return norm * math.inf if self.state.global_step == 2 else norm
 
         make_trainer({"kind": Overflowing}, max_steps=6, logging_steps=6).train()
         (warning,) = warnings_of(caplog)
@@ -122,11 +112,11 @@ class TestTelling:
 
 
 def test_telling_costs_no_wait(mps, make_trainer):
-    callback = SimulationCallback(mps)
-    trainer = make_trainer({"callbacks": [callback], "train_dataset": with_bad_row()}, max_steps=5, logging_steps=5)
+    steps = SimulationCallback(mps)
+    trainer = make_trainer({"callbacks": [steps], "train_dataset": with_bad_row()}, max_steps=5, logging_steps=5)
     mps.reset()
     trainer.train()
-    assert [step.blocking_reads for step in callback.steps] == [0] * 5
+    assert [step.blocking_reads for step in steps.steps] == [0] * 5
     assert mps.report().device_to_host == 1
 
 
@@ -162,14 +152,9 @@ class TestStopping:
     def test_a_run_that_goes_on_from_there_is_the_run_without_the_fault(
         self, make_trainer, trained, tmp_path, data, at, accumulated
     ):
-        class Failing(Trainer):
-            failing = False
-
-            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-                loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-                fails = self.failing and model.training and self.state.global_step == at
-                loss = loss * math.nan if fails else loss
-                return (loss, outputs) if return_outputs else loss
+        def fail(model, given, outputs):
+            if model.training and failing.state.global_step == at:
+                outputs["loss"] = outputs["loss"] * math.nan
 
         def noisy(rows):
             points = torch.stack([row["x"] for row in rows])
@@ -177,10 +162,10 @@ class TestStopping:
 
         settings = {**self.SETTINGS, "max_steps": 9, "eval_strategy": "epoch"}
         settings["gradient_accumulation_steps"] = accumulated
-        given = {"kind": Failing, "data_collator": noisy, "train_dataset": data(examples(40))}
+        given = {"data_collator": noisy, "train_dataset": data(examples(40))}
         whole = trained(given, output_dir=str(tmp_path / "whole"), **settings)
         failing = make_trainer(given, output_dir=str(tmp_path / "run"), **settings)
-        failing.failing = True
+        failing.model.register_forward_hook(fail)
         error = self.stopped(failing)
         assert failing.state.global_step == error.step - 1 == at
         again = self.stopped(failing, resume_from_checkpoint=True)  # exactly that step again
@@ -190,30 +175,21 @@ class TestStopping:
         for name in ("loss", "eval_loss"):
             assert logged(whole, name) == logged(mended, name)
 
-    def test_running_means_are_those_of_before_the_step(self, make_trainer):
-        class Normed(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 2)
-
-            def forward(self, x, labels=None):
-                return {"loss": nn.functional.cross_entropy(self.head(self.norm(x)), labels)}
-
-        trainer = make_trainer({"model": Normed(), "train_dataset": with_bad_row()}, **self.SETTINGS)
+    def test_running_means_are_those_of_before_the_step(self, make_trainer, make_model):
+        model = make_model()
+        model.norm = nn.BatchNorm1d(8)
+        trainer = make_trainer({"model": model, "train_dataset": with_bad_row()}, **self.SETTINGS)
         error = self.stopped(trainer)
         assert all(torch.isfinite(tensor).all() for tensor in weights(trainer.model).values())
         assert int(trainer.model.norm.num_batches_tracked) == error.step - 1
 
     def test_weights_that_are_lost_already_push_out_no_checkpoint(self, make_trainer):
-        class Losing(Trainer):
-            def training_step(self, model, inputs, num_items_in_batch=None):
-                if self.state.global_step == 4:
-                    with torch.no_grad():
-                        model.head.weight.fill_(math.nan)
-                return super().training_step(model, inputs, num_items_in_batch)
+        def lose(model, state, **_):
+            if state.global_step == 4:
+                nn.init.constant_(model.head.weight, math.nan)
 
         saving = {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 1}
-        trainer = make_trainer({"kind": Losing}, **self.SETTINGS, **saving)
+        trainer = make_trainer({"callbacks": [callback(on_step_begin=lose)]}, **self.SETTINGS, **saving)
         error = self.stopped(trainer)
         assert error.checkpoint == os.path.join(trainer.args.output_dir, "checkpoint-3")
         assert find_checkpoints(trainer.args.output_dir) == [error.checkpoint]
@@ -267,9 +243,9 @@ class TestWithAScaler:
 
 
 def test_stopping_waits_once_a_step(mps, make_trainer):
-    callback = SimulationCallback(mps)
-    make_trainer({"callbacks": [callback]}, max_steps=4, logging_steps=1, stop_on_nan=True).train()
-    assert [step.blocking_reads for step in callback.steps[1:]] == [1] * 3
+    steps = SimulationCallback(mps)
+    make_trainer({"callbacks": [steps]}, max_steps=4, logging_steps=1, stop_on_nan=True).train()
+    assert [step.blocking_reads for step in steps.steps[1:]] == [1] * 3
 
 
 def test_an_order_that_nobody_can_draw_again_is_told_by_batches(make_trainer, caplog):

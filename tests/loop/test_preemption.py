@@ -146,13 +146,12 @@ def test_without_save_on_signal_an_interrupt_is_pythons_own(make_trainer):
 
 
 def test_a_second_one_stops_at_once_and_leaves_the_last_whole_checkpoint(make_trainer, trained):
-    class Twice(SignalAt):
-        def _count(self, args, state, control, **kwargs):
-            if state.global_step == 6:
-                os.kill(os.getpid(), signal.SIGINT)
-                os.kill(os.getpid(), signal.SIGINT)
+    def twice(state, **_):
+        if state.global_step == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
-    _, ended = interrupted(make_trainer, Twice("on_step_end", 0), **SETTINGS)
+    _, ended = interrupted(make_trainer, callback(on_step_end=twice), **SETTINGS)
     assert str(ended) == ""
     resumed = trained(resume=True, **SETTINGS)
     assert find_checkpoints(resumed.args.output_dir)[0].endswith("checkpoint-4")

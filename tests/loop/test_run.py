@@ -145,14 +145,9 @@ def batch_of(rows):
 
 
 def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, make_model):
-    seen = []
-
-    class Watched(type(make_model())):
-        def forward(self, x, labels=None):
-            seen.append(len(x))
-            return super().forward(x, labels)
-
-    run = TrainingRun(make_trainer({"model": Watched()}, gradient_accumulation_steps=3))
+    seen, model = [], make_model()
+    model.register_forward_pre_hook(lambda module, _, given: seen.append(len(given["x"])), with_kwargs=True)
+    run = TrainingRun(make_trainer({"model": model}, gradient_accumulation_steps=3))
     counted, given = [], [batch_of(n) for n in (1, 2, 3)]
     run.trainer._track_num_input_tokens = lambda batch: counted.append(len(batch["x"]))
     run.zero_gradient_backward = lambda batch, items: zero.append((len(batch["x"]), items))
