@@ -32,6 +32,13 @@ def saver(trainer):
     return trainer._mt_run.checkpoints
 
 
+def test_a_scaler_is_among_the_states_where_there_is_one(make_trainer):
+    for settings, scalers in (({}, []), ({"fp16": True}, ["scaler.pt"])):
+        saver = TrainingRun(make_trainer(**settings)).checkpoints
+        assert list(saver.states()) == ["optimizer.pt", "scheduler.pt", *scalers]
+        assert list(saver.states("scaler.pt", "optimizer.pt")) == ["optimizer.pt", *scalers]
+
+
 @pytest.mark.parametrize("best", [3, 4])
 def test_a_failed_save_does_not_replace_a_best_that_is_there(saver, trainer, tmp_path, caplog, best):
     folder = tmp_path / "run" / "checkpoint-3"
