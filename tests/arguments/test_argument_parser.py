@@ -35,21 +35,8 @@ COMMAND_LINE = """
 --task_name mrpc --output-dir run --learning_rate 2e-5 --num_train_epochs 1 --do_train --do_eval False
 --eval_strategy steps --logging_steps 10 --save-steps 0.5 --warmup_steps 0.1 --no_remove_unused_columns
 --label_names start end --save_total_limit 2 --devices 1 --disable_tqdm true --gradient_checkpointing
---lr_scheduler_kwargs '{"num_cycles": 2}'
+--lr_scheduler_kwargs '{"num_cycles": 2}' --no_report
 """
-
-
-@pytest.mark.parametrize(
-    ("flags", "report", "trackers"),
-    [
-        (("--no_report",), False, []),
-        (("--report_to", "none"), False, []),
-        (("--report_to", "tensorboard", "--no_report"), False, ["tensorboard"]),
-    ],
-)
-def test_a_report_is_left_out_by_its_flag_and_by_a_none_that_is_written_out(flags, report, trackers):
-    args = parse(*flags)
-    assert (args.report, args.report_to) == (report, trackers)
 
 
 def test_the_command_line_and_an_empty_one():
@@ -75,6 +62,7 @@ def test_the_command_line_and_an_empty_one():
         "gradient_checkpointing": True,
         "activation_checkpointing": True,
         "lr_scheduler_kwargs": {"num_cycles": 2},
+        "report": False,
     }
     assert {name: getattr(args, name) for name in expected} == expected
     assert parse() == TrainingArguments()

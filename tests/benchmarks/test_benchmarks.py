@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import distributed, environment, glue, learning, libraries, mrpc, simulated, startup, worker
+from benchmarks import environment, glue, learning, libraries, mrpc, simulated, startup, worker
 from benchmarks.__main__ import main
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.devices.facts import cpu_bfloat16
-from tests.distributed.launch import free_port
 
 from .conftest import ROOT
 
@@ -89,18 +88,6 @@ def test_memory(benchmarks_here, built):
     for row in result["rounds"][0].values():
         assert row["growth_percent"] == pytest.approx(100 * (row["mib_end"] / row["mib_settled"] - 1))
         assert row["series"][-1] == [result["settings"]["steps"] - 1, row["mib_end"]]
-
-
-def test_one_of_one_process_learns_what_it_learns_by_hand(monkeypatch, tmp_path):
-    """The test above starts four processes; each pair of them does this."""
-    group = {**dict.fromkeys(("RANK", "LOCAL_RANK"), "0"), **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")}
-    for name, value in {**group, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
-        monkeypatch.setenv(name, value)
-    bare, ours = (distributed.measure(peer, 40, 10, str(tmp_path)) for peer in ("bare", "ours"))
-    assert bare.keys() - ours.keys() == {"milliseconds_of_all_reduce"}
-    assert ours.keys() == {"milliseconds_per_step", "learned"}
-    assert ours["learned"]["steps"] == bare["learned"]["steps"] == 40
-    assert ours["learned"]["loss"] == pytest.approx(bare["learned"]["loss"], rel=1e-5)
 
 
 @pytest.mark.acceptance

@@ -39,34 +39,23 @@ ROUNDS = [
 ]
 
 
-def entries(calls, failing=()):
+def test_each_is_measured_once_in_a_round_another_one_begins_and_one_that_fails_is_left_out():
+    calls = []
+
     def entry(name):
         def measure(round_):
             calls.append(name)
-            if name in failing:
+            if (name, round_) == ("b", 1):
                 raise MeasurementFailedError("no memory")
             return {"round": round_}
 
         return Entry(name, measure)
 
-    return {name: entry(name) for name in ("a", "b", "c")}
-
-
-def test_each_is_measured_once_in_a_round_and_another_one_begins():
-    calls = []
-    rounds, failed = alternate(entries(calls), 3)
-    assert "".join(calls) == "abcbcacab"
-    assert [list(round_) for round_ in rounds] == [["a", "b", "c"]] * 3
-    assert [round_["a"] for round_ in rounds] == [{"round": 0}, {"round": 1}, {"round": 2}]
-    assert failed == {}
-
-
-def test_one_that_fails_is_named_and_the_others_go_on():
-    calls = []
-    rounds, failed = alternate(entries(calls, failing="b"), 2)
+    rounds, failed = alternate({name: entry(name) for name in "abc"}, 3)
+    assert "".join(calls) == "abcbcaca"
     assert failed == {"b": "failed: no memory"}
-    assert "".join(calls) == "abcca"
-    assert [list(round_) for round_ in rounds] == [["a", "c"]] * 2
+    assert ["".join(round_) for round_ in rounds] == ["abc", "ac", "ac"]
+    assert rounds[1]["a"] == {"round": 1}
 
 
 def test_figures_are_medians_or_means_as_they_say_and_a_ratio_is_taken_within_a_round():

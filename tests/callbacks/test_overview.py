@@ -7,7 +7,6 @@ from torch import nn
 from transformers.trainer_callback import TrainerState
 
 from mps_trainer.callbacks.overview import checkpoint_size, expected_checkpoints, first_lines, saves_to_come
-from tests.conftest import examples
 from tests.tiny import tiny
 
 
@@ -120,12 +119,6 @@ def test_a_notebook_has_the_same_first_lines_and_its_own_bar(make_trainer, capfd
     printed = capfd.readouterr().out
     assert printed.startswith("Training on cpu: use_cpu=True")
     assert "  2 steps, 0.4 epochs of 40 examples\n" in printed
-
-
-def test_scripts_that_ask_for_the_log_get_the_checkpoints_there(make_trainer, caplog):
-    with caplog.at_level("INFO", "transformers.trainer"):
-        make_trainer(trainer={"train_dataset": examples(8)}, max_steps=1).train()
-    assert 'no checkpoints (save_strategy="no")' in caplog.text
 
 
 @pytest.mark.parametrize("model", [SimpleNamespace(), SimpleNamespace(parameters=74)], ids=["around", "odd"])

@@ -1,19 +1,16 @@
 """The checkpoints of a run that does not train: which files are written, which checkpoints are removed."""
 
 import errno
-import json
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from transformers.trainer_callback import TrainerState
 
-from mps_trainer import Trainer
 from mps_trainer.checkpoints import checkpoints
 from mps_trainer.checkpoints.checkpoints import wait_for_background
 from mps_trainer.checkpoints.writers import Writer
@@ -33,28 +30,6 @@ def trainer(make_trainer):
 @pytest.fixture
 def saver(trainer):
     return trainer._mt_run.checkpoints
-
-
-def test_each_process_has_a_file_with_its_generators_and_an_entry_with_its_position(saver, trainer, tmp_path):
-    trainer._mt_processes = processes = Processes(0, 2)
-    processes.gather = lambda mine: [mine, {**mine, "seed": 8}] if isinstance(mine, dict) else [mine]
-    trainer._mt_run.batch_source = SimpleNamespace(state_dict=lambda: {"seed": 7})
-    trainer.args.save_async = False
-    saver.write()
-    folder = tmp_path / "run" / "checkpoint-0"
-    first, second = json.loads((folder / "loop_state.json").read_text())["processes"]
-    assert second == {**first, "seed": 8}
-    saved = [torch.load(folder / f"rng_state_{rank}.pth", weights_only=False) for rank in (0, 1)]
-    assert saved == [{"seed": 7}, {"seed": 8}]
-
-
-def test_a_checkpoint_that_is_on_disk_is_saved_and_has_the_states_of_callbacks(saver, tmp_path):
-    assert not saver.is_saved()
-    saver.write()
-    saver.wait()
-    assert saver.is_saved()
-    state = json.loads((tmp_path / "run" / "checkpoint-0" / "trainer_state.json").read_text())
-    assert "TrainerControl" in state["stateful_callbacks"]
 
 
 def test_a_scaler_is_among_the_states_where_there_is_one(make_trainer):
@@ -138,19 +113,6 @@ def test_a_forked_process_does_not_wait_for_the_thread_that_it_does_not_have(unf
 
 # Written by several processes together
 
-FULL = OSError(errno.ENOSPC, "No space left on device")
-
-
-def part(name, error=None):
-    """Returns a function that writes a file into a folder, and then fails with `error`."""
-
-    def write(folder):
-        Path(folder, name).touch()
-        if error is not None:
-            raise error
-
-    return write
-
 
 @pytest.fixture
 def together(make_trainer, monkeypatch):
@@ -173,7 +135,7 @@ def together(make_trainer, monkeypatch):
         monkeypatch.setattr(checkpoints, "writer_for", lambda trainer, states: trainer.writer)
         trainers = [make_trainer(save_only_model=True) for _ in errors]
         for rank, trainer in enumerate(trainers):
-            trainer.writer = Writer(part("rest"), part(f"part-{rank}", errors[rank]))
+            trainer.writer = Writer(mock.Mock(), mock.Mock(side_effect=errors[rank], return_value=None))
             trainer._mt_processes = Processes(rank, size)
             trainer._mt_processes.group = rank
         with ThreadPoolExecutor(size) as pool:
@@ -183,18 +145,9 @@ def together(make_trainer, monkeypatch):
     return together
 
 
-def test_each_process_writes_its_part_and_the_first_one_the_rest_and_removes_old_ones(together, tmp_path, monkeypatch):
-    removed = []
-    monkeypatch.setattr(Trainer, "_rotate_checkpoints", lambda self, **_: removed.append(self._mt_processes.rank))
-    assert together(None, None) == [None, None]
-    written = ["manifest.json", "part-0", "part-1", "rest", "trainer_state.json"]
-    assert sorted(os.listdir(tmp_path / "run" / "checkpoint-0")) == written
-    assert removed == [0]
-
-
-@pytest.mark.parametrize("errors", [(FULL, None), (None, FULL)], ids=["first", "second"])
-def test_a_disk_that_is_full_for_one_is_full_for_all(together, tmp_path, caplog, errors):
-    assert together(*errors) == [None, None]
+def test_a_disk_that_is_full_for_one_is_full_for_all(together, tmp_path, caplog):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert together(full, None) == [None, None]
     assert os.listdir(tmp_path / "run") == []
     assert caplog.text.count("checkpoint-0 could not be saved: the disk is full. There is none.") == 1
 

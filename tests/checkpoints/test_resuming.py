@@ -73,12 +73,6 @@ def test_overwriting_removes_the_earlier_runs_checkpoints_once_there_is_a_new_on
     assert names(again) == ["checkpoint-3"]
 
 
-def test_limit_removes_an_earlier_runs_checkpoints_before_a_new_one(make_trainer, trained):
-    make_trainer(max_steps=8, save_strategy="steps", save_steps=4).train()
-    again = trained(max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=2)
-    assert names(again) == ["checkpoint-1", "checkpoint-2"]
-
-
 def test_best_checkpoint_is_never_an_earlier_runs(make_trainer, trained, caplog):
     make_trainer(max_steps=4, save_strategy="steps", save_steps=1).train()
     settings = {"max_steps": 4, "save_steps": 2, "load_best_model_at_end": True, **BEST}

@@ -64,14 +64,6 @@ def test_a_tensor_of_another_shape_or_with_a_part_missing_is_refused(written, mo
     assert "a part of weight is missing" in refusal(shards.listed, str(written), shards.WEIGHTS)
 
 
-def test_a_disk_that_does_not_take_the_parts_is_an_error_of_the_disk(tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(dcp.HuggingFaceStorageWriter, "write_data", full)
-    assert "No space left" in refusal(shards.write, str(tmp_path), shards.WEIGHTS, TENSORS, kind=OSError)
-
-
 # Models and optimizers
 
 

@@ -1,29 +1,12 @@
 """Evaluation and prediction."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import BatchSampler
 
-from mps_trainer.data.order import DistributedBatchSampler
-from mps_trainer.evaluation.batches import examples_in
 from tests.conftest import accuracy, callback, examples
 from tests.tiny import tiny, tokenizer_of_words
 
 pytestmark = pytest.mark.every_device
-
-
-def test_evaluation_covers_every_example_once(make_trainer):
-    trainer = make_trainer({"compute_metrics": accuracy, "eval_dataset": examples(21)}, per_device_eval_batch_size=8)
-    metrics = trainer.evaluate()
-    batch = {name: torch.stack([torch.as_tensor(row[name]) for row in examples(21)]) for name in ("x", "labels")}
-    with torch.no_grad():
-        outputs = trainer.model.cpu().eval()(**batch)
-    expected = (outputs["logits"].argmax(-1) == batch["labels"]).float().mean().item()
-    assert metrics["eval_accuracy"] == pytest.approx(expected)
-    assert metrics["eval_loss"] == pytest.approx(outputs["loss"].item())
 
 
 @pytest.mark.parametrize(("strategy", "concat"), [("group", True), ("group", False), ("bucket", False)])
@@ -53,15 +36,3 @@ def test_evaluation_leaves_the_model_in_eval_mode_and_the_next_step_does_not(mak
     trainer.train()
     assert trained == [True, True]
     assert not trainer.model.training
-
-
-@pytest.mark.parametrize(
-    "settings", [{"even": False}, {"even": True}, {"even": True, "drop_last": True}, {"whole": True}]
-)
-@pytest.mark.parametrize("count", [8, 10, 11, 13, 15])
-def test_the_batches_of_several_processes_have_the_examples_that_each_loads(count, settings):
-    for rank in range(2):
-        share = DistributedBatchSampler(BatchSampler(range(count), 4, False), rank, 2, **settings)
-        loader = SimpleNamespace(batch_sampler=share)
-        for number, batch in enumerate(share):
-            assert examples_in(loader, number, len(batch)) == len(batch)

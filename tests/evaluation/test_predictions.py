@@ -9,8 +9,6 @@ import torch
 from torch.utils._pytree import tree_flatten
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from mps_trainer.distributed import Processes
-from mps_trainer.evaluation.batches import in_step
 from mps_trainer.evaluation.predictions import Predictions, mean_loss
 
 
@@ -94,9 +92,3 @@ def test_batches_are_copied_to_the_host_once(mps):
 )
 def test_the_mean_loss_leaves_out_what_is_not_finite(losses, finite_only, expected):
     assert mean_loss(None if losses is None else np.array(losses), finite_only) == expected
-
-
-def test_one_process_alone_has_its_batches_and_no_others():
-    """Several are in tests/distributed."""
-    assert list(in_step([1, 2], Processes())) == [(1, True), (2, True)]
-    assert list(in_step([], Processes())) == []

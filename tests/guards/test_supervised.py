@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mps_trainer import Trainer
 from mps_trainer.checkpoints import folders, manifest
 from mps_trainer.cli.supervisor import newest_checkpoint, read_end
 from mps_trainer.data.split import UnsplittableBatchError
+from mps_trainer.errors import explanation_of
 from mps_trainer.guards import supervised
 from mps_trainer.guards.supervised import kind_of
 from mps_trainer.launching.restarts import GPU, MEMORY, OTHER, VARIABLE, Progress, Restart, Supervision, decide
@@ -236,17 +238,18 @@ def test_progress_is_noted_at_steps_and_batches_of_evaluations(make_trainer, sup
     assert len(noted) == 9
 
 
-def test_torchrun_resumes_as_well(train, monkeypatch, whole):
-    for name, value in {"RUN_ID": "none", "RESTART_COUNT": "0"}.items():
-        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
-    monkeypatch.setattr(supervised, "_calls", Counter())
-    train(5)
-    monkeypatch.setattr(supervised, "_calls", Counter())
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    again = train(trainer={"callbacks": [Fails(3)]})  # a step that is done
-    for name in ("RUN_ID", "RESTART_COUNT"):
-        monkeypatch.delenv(f"TORCHELASTIC_{name}")
-    assert_same_weights(weights(again.model), whole())
+@pytest.mark.every_device
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (GPU_FAULT, r"not trusted, and they were not saved\. Use a smaller .*checkpoint-2\.$"),
+        ("MPS backend is busy", "^The callback Fails failed at on_step_end"),
+    ],
+)
+def test_the_weights_are_not_trusted_after_a_fault_of_the_gpu(make_trainer, message, says):
+    with pytest.raises(RuntimeError) as raised:
+        make_trainer({"callbacks": [Fails(3, message)]}, **SETTINGS).train()
+    assert re.search(says, explanation_of(raised.value))
 
 
 FAILED_STEP = ValueError("a step failed")

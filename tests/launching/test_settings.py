@@ -89,12 +89,6 @@ def test_variables_are_set_for_every_setting_and_recorded():
     assert set(found) <= set(RECORDED_VARIABLES)
 
 
-@pytest.mark.parametrize("file", [{}, DEFAULTS])
-def test_environment_keeps_what_the_shell_has_set(file):
-    environ = {PRECISION: "bf16", "ACCELERATE_USE_CPU": "1", "PYTORCH_ENABLE_MPS_FALLBACK": "1"}
-    assert environment({}, file, environ) == environ
-
-
 def test_environment_fits_the_lower_watermark_to_the_one_that_is_set():
     half = {"memory_fraction": 0.5}
     assert float(environment({}, half, {})[LOW]) < 0.5

@@ -76,35 +76,6 @@ def test_ci_runs_every_python_that_the_classifiers_name():
     assert linux["env"]["TORCH"] == "${{ matrix.torch }}"
 
 
-@pytest.fixture
-def selftest_step(tmp_path):
-    """Runs the script of the macOS job's selftest step as GitHub does, with a stand-in for `mps-trainer`."""
-    steps = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["macos"]["steps"]
-    script = next(step["run"] for step in steps if step.get("name") == "mps-trainer selftest")
-
-    def run(status: int, device: str | None) -> subprocess.CompletedProcess:
-        lines = ["#!/bin/sh", f"exit {status}"]
-        # "device" also stands deeper in the report, where it must not decide
-        if device is not None:
-            other = {"name": "mps", "why": "an allocation on it failed", "repairable": False}
-            decision = {"name": device, "device": "mps", "rejected": [] if device == "mps" else [other]}
-            check = CheckResult("bf16", "passed" if status == 0 else "failed", "", 1.0, {"device": "mps"})
-            report = SelftestReport(device, False, {}, decision, {}, (), (check,), 2.0)
-            write_json(str(tmp_path / "written.json"), report.to_dict())
-            lines.insert(1, 'test "$*" = "selftest --json selftest.json" && cp written.json selftest.json')
-        program = tmp_path / "bin" / "mps-trainer"
-        program.parent.mkdir()
-        program.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        program.chmod(0o755)
-        (tmp_path / "step.sh").write_text(script, encoding="utf-8")
-        environ = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
-        return subprocess.run(
-            ["bash", "-e", "step.sh"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-        )
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("status", "device", "said"),
     [
@@ -116,8 +87,22 @@ def selftest_step(tmp_path):
         (137, None, "::error title=mps-trainer selftest::The selftest did not run (exit status 137)."),
     ],
 )
-def test_the_macos_job_fails_on_a_wrong_result_and_notes_a_missing_gpu(selftest_step, status, device, said):
-    done = selftest_step(status, device)
+def test_the_macos_job_fails_on_a_wrong_result_and_notes_a_missing_gpu(tmp_path, status, device, said):
+    """The script of the job's selftest step runs as on GitHub, with a stand-in for `mps-trainer`."""
+    steps = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["macos"]["steps"]
+    script = next(step["run"] for step in steps if step.get("name") == "mps-trainer selftest")
+    lines = ["#!/bin/sh", f"exit {status}"]
+    if device is not None:
+        # "device" also stands deeper in the report, where it must not decide
+        check = CheckResult("bf16", "passed" if status == 0 else "failed", "", 1.0, {"device": "mps"})
+        report = SelftestReport(device, False, {}, {"device": "mps"}, {}, (), (check,), 2.0)
+        write_json(str(tmp_path / "written.json"), report.to_dict())
+        lines.insert(1, 'test "$*" = "selftest --json selftest.json" && cp written.json selftest.json')
+    program = tmp_path / "mps-trainer"
+    program.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    program.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     assert done.stdout.startswith(said)
     assert len(done.stdout.splitlines()) == bool(said)

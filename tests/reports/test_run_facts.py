@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from mps_trainer.reports import run_facts
-from mps_trainer.reports.record import NAME
 from mps_trainer.reports.run_facts import commit_of, dataset_name
 
 from .conftest import read_back
@@ -66,18 +65,6 @@ def test_a_dataset_has_the_name_that_its_library_gave_it():
     assert dataset_name(rows) == "glue, mrpc, split train"
     assert dataset_name(SimpleNamespace(dataset=rows)) == "glue, mrpc, split train"
     assert dataset_name([1, 2]) == ""
-
-
-def test_a_run_has_its_origin_in_the_record(make_trainer, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["train.py", "--hub_tok", "mine"])
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.chdir(tmp_path)
-    trainer = make_trainer(report=True, max_steps=1, hub_token="mine")
-    trainer.model.config = SimpleNamespace(_name_or_path="bert-base")
-    trainer.train()
-    expected = {"command": "python train.py --hub_tok ...", "base_model": "bert-base"}
-    assert read_back(tmp_path / "run")["origin"] == expected
-    assert "mine" not in (tmp_path / "run" / NAME).read_text()
 
 
 def test_a_module_is_named_as_it_was_started(make_trainer, tmp_path, monkeypatch):

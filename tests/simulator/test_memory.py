@@ -8,7 +8,6 @@ import torch
 
 from mps_trainer.simulator import simulated_mps
 from mps_trainer.simulator.session import parse_bytes
-from mps_trainer.utils.text import format_bytes
 from tests import installed_torch
 from tests.conftest import on_device, refusal
 
@@ -213,8 +212,3 @@ def test_watermark_of_the_environment_is_heeded(built, monkeypatch):
 )
 def test_amounts_are_read_as_people_write_them(text, size):
     assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize(("size", "text"), [(12, "12 bytes"), (1536, "1.5 KiB"), (3 * 2**40, "3072.0 GiB")])
-def test_amounts_are_written_with_a_unit(size, text):
-    assert format_bytes(size) == text

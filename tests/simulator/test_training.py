@@ -51,9 +51,6 @@ class SelfAttention(nn.Module):
 
 # Those made of several operators, or with a choice by device. test_operators.py compares single ones.
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple]] = {
-    "Conv2d": (lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2), (draw(2, 4, 9, 9),)),
-    "Conv2d, dilated": (lambda: nn.Conv2d(3, 5, 3, dilation=2, padding="same"), (draw(2, 3, 8, 8),)),
-    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, output_padding=1, groups=2), (draw(2, 4, 5, 5),)),
     "LSTM": (lambda: nn.LSTM(4, 6, num_layers=2, batch_first=True), (draw(3, 5, 4),)),
     "LSTM, both ways": (lambda: nn.LSTM(4, 6, num_layers=2, bidirectional=True, dropout=0.4), (draw(5, 3, 4),)),
     "GRU": (lambda: nn.GRU(4, 6, num_layers=2), (draw(5, 3, 4),)),
@@ -162,19 +159,13 @@ def test_anomaly_is_found(mps):
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": True}])
-@pytest.mark.parametrize("graph", [False, True])
-def test_attention_agrees_with_the_cpu_bit_for_bit(mps, options, graph):
+def test_attention_without_gradients_agrees_with_the_cpu_bit_for_bit(mps, options):
     found = []
     with sdpa_kernel(SDPBackend.MATH):
         for device in DEVICES:
-            q, k, v = (draw(2, 2, 4, size).to(device).requires_grad_(graph) for size in (8, 8, 6))
-            given = dict(options)
-            if "attn_mask" in given:
-                given["attn_mask"] = torch.eye(4, dtype=torch.bool, device=device)
-            result = nn.functional.scaled_dot_product_attention(q, k, v, **given)
-            if graph:
-                result.square().sum().backward()
-            found.append([result, *([q.grad, k.grad, v.grad] if graph else [])])
+            given = [draw(2, 2, 4, size).to(device) for size in (8, 8, 6)]
+            mask = {"attn_mask": torch.eye(4, dtype=torch.bool, device=device)} if "attn_mask" in options else {}
+            found.append([nn.functional.scaled_dot_product_attention(*given, **{**options, **mask})])
     assert_same(*found)
 
 
