@@ -102,16 +102,19 @@ class SignalHandler:
             raise SystemExit(128 + signal.SIGTERM)
         interrupt = KeyboardInterrupt(message)
         if self._processes is not None:  # each would print a traceback
-            sys.excepthook = functools.partial(_print_message, interrupt, sys.excepthook)
+            sys.excepthook = functools.partial(_print_message, interrupt.args, sys.excepthook)
         raise interrupt
 
 
-def _print_message(interrupt: KeyboardInterrupt, otherwise: Callable[..., Any], *raised: Any) -> None:
-    """Prints the message alone if `interrupt` was raised, calls `otherwise` if another error was."""
-    if raised[1] is not interrupt:
+def _print_message(args: tuple[str], otherwise: Callable[..., Any], *raised: Any) -> None:
+    """Prints the message alone if the error with `args` was raised, calls `otherwise` if another error was.
+
+    The error itself has a traceback, and would keep the model in memory after a script has caught it.
+    """
+    if raised[1].args is not args:
         otherwise(*raised)
-    elif text := str(interrupt):
-        print(text, file=sys.stderr)
+    elif args[0]:
+        print(args[0], file=sys.stderr)
 
 
 def _end_at_once(signum: int) -> None:

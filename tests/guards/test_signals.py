@@ -1,9 +1,11 @@
 """A SignalHandler notes the first signal and ends at the second; the command to resume is printed."""
 
+import gc
 import os
 import signal
 import sys
 import threading
+import weakref
 from unittest import mock
 
 import pytest
@@ -82,6 +84,10 @@ def test_an_interrupt_of_several_processes_prints_one_line(rank, line, capsys, m
     others.assert_not_called()
     sys.excepthook(ValueError, another := ValueError("wrong"), None)
     others.assert_called_once_with(ValueError, another, None)
+    run = weakref.ref(stop)
+    del stop, ended
+    gc.collect()
+    assert run() is None  # a script that catches it does not keep the model in memory
 
 
 @pytest.mark.parametrize("theirs", [signal.SIG_IGN, lambda signum, frame: None])
