@@ -251,7 +251,6 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
-    """Asserts that weights are equal in every bit."""
     assert first.keys() == second.keys()
     different = [name for name in first if not torch.equal(first[name], second[name])]
     assert not different

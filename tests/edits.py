@@ -92,7 +92,6 @@ def exchange(draw: Any, path: Path) -> None:
 
 
 def mutate(draw: Any, folder: Path) -> None:
-    """Edits one file in `folder`."""
     path = draw(st.sampled_from(sorted(path for path in folder.iterdir() if path.is_file())))
     ways = [exchange, lambda draw, path: path.write_bytes(edit_bytes(draw, path.read_bytes()))]
     if path.suffix in (".json", ".yaml", ".pt", ".pth"):

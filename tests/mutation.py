@@ -69,7 +69,6 @@ def sample(areas: Iterable[str]) -> dict[str, list[str]]:
 
 
 def exit_statuses() -> dict[str, int | None]:
-    """Returns what mutmut has noted of each mutant."""
     statuses: dict[str, int | None] = {}
     for meta in Path("mutants").rglob("*.meta"):
         statuses.update(json.loads(meta.read_text(encoding="utf-8"))["exit_code_by_key"])

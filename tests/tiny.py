@@ -47,7 +47,6 @@ def tokenizer_of_words() -> Any:
 
 
 def with_lora(model: Any, mixed: bool = False, **settings: Any) -> Any:
-    """Returns a model with adapters of PEFT, the same each time."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     return peft.get_peft_model(model, peft.LoraConfig(**{"task_type": "CAUSAL_LM", "r": 2, **settings}), mixed=mixed)

@@ -21,7 +21,6 @@ TRAIN = (*TASK, "--data_dir", "data", "--model_name_or_path", "model", "--do_tra
 
 
 def split(words: str | Sequence[str]) -> Sequence[str]:
-    """Returns the words of a command, given as a line or as words."""
     return shlex.split(words) if isinstance(words, str) else words
 
 

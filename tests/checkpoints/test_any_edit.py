@@ -33,7 +33,6 @@ def make_trainer(folder: str, **settings: object) -> Trainer:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """One of each kind, after two steps."""
     made = []
     for number, kind in enumerate(KINDS):
         folder = tmp_path_factory.mktemp(str(number))

@@ -23,7 +23,6 @@ from .conftest import names
 
 @pytest.fixture
 def trainer(make_trainer):
-    """Returns a Trainer with a run that has begun."""
     return TrainingRun(make_trainer()).trainer
 
 

@@ -27,8 +27,6 @@ def saved(saved):
 
 @pytest.fixture
 def refused(make_trainer, saved):
-    """Resumes from the checkpoint and returns the message of the refusal."""
-
     def refuse(trainer=None, **settings):
         before = contents(saved)
         said = refusal(make_trainer(trainer, max_steps=4, **settings).train, resume_from_checkpoint=saved)

@@ -36,7 +36,6 @@ def command(monkeypatch):
 
 @pytest.fixture
 def no_settings(tmp_path, monkeypatch):
-    """Returns the working folder of a user without settings of any kind."""
     for name in ("ACCELERATE_MIXED_PRECISION", "MPS_TRAINER_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -20,7 +20,6 @@ DEFAULTS_WRITTEN = {name: value for name, value in DEFAULTS.items() if value is 
 
 @pytest.fixture
 def home(no_settings, monkeypatch):
-    """Returns the settings file of a user without settings."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the same questions on every machine
     return no_settings / "config" / "mps_trainer" / "config.yaml"
 

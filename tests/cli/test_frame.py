@@ -15,8 +15,6 @@ HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "sh
 
 @pytest.fixture
 def printed(capsys):
-    """`printed("run", "--help")` returns what a command line that ends by itself prints."""
-
     def run(*words):
         with pytest.raises(SystemExit) as end:
             cli.main(list(words))

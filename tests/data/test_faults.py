@@ -52,7 +52,6 @@ def rows_with(trainer, row=17):
 
 
 def fault(trainer, kind, **kwargs):
-    """The error that training raises, and what was added to it."""
     with pytest.raises(kind) as caught:
         trainer.train(**kwargs)
     explanation = explanation_of(caught.value)

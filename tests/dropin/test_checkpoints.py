@@ -49,7 +49,6 @@ def trained(library, resume=None, model=bert_classifier, **settings):
 
 
 def assert_resumes_in_the_other(both, tmp_path, **settings):
-    """Asserts that a run begun in one library equals an uninterrupted one if it is resumed in the other."""
     step = settings.get("save_steps", 2)
 
     def whole(library):

@@ -91,7 +91,6 @@ OPTIM_ARGS = {
 
 
 def require_package_of(name: str) -> None:
-    """Skips the test of an optimizer whose package is not installed."""
     for package, begins in PACKAGES.items():
         if name.startswith(begins):
             pytest.importorskip(package)

@@ -14,7 +14,6 @@ from .conftest import assert_same
 
 
 def make_rows(count: int, draw: random.Random, tokenizer) -> datasets.Dataset:
-    """Returns sentences in which every word has a label."""
     texts = [draw.choices(WORDS, k=draw.randint(4, 14)) for _ in range(count)]
     rows = [dict(tokenizer(words, is_split_into_words=True)) for words in texts]
     labels = [{"labels": [int(word > "w2") for word in words]} for words in texts]

@@ -32,8 +32,6 @@ HOOKS = [
 
 
 def recording(trainer_class: type, calls: list[str]) -> type:
-    """Returns a subclass that notes each call of a method in HOOKS and then calls the method."""
-
     def noting(name):
         def method(self, *args, **kwargs):
             calls.append(name)

@@ -40,7 +40,6 @@ def empty(join=True, every=None):
 
 
 def collected(batches, join=True, every=None):
-    """Returns the joined predictions of `batches`."""
     kept = empty(join, every)
     for batch in batches:
         kept.add(None, 1, batch, None, None)

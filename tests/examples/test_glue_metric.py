@@ -15,7 +15,6 @@ METRIC = str(EXAMPLE / "metrics" / "glue")
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch):
-    """Fails a test that tries to reach a network."""
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("the metric tried to reach a network"))
 
 

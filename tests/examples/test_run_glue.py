@@ -81,7 +81,6 @@ def test_own_files_are_trained_on(run_glue, out, tmp_path, suffix, labels):
 
 
 def trained(run_glue, out):
-    """Trains a model and returns its folder."""
     status, _, errors = run_glue("--task_name", "sst2", "--embedded", "--do_train", "--max_steps", 1)
     assert status == 0, errors
     return out.rename(out.parent / "trained")

@@ -115,7 +115,6 @@ class Harness:
                 time.sleep(0.0005)
 
     def saving(self, folder: Path) -> bool:
-        """Returns True if the killed process was writing a checkpoint."""
         if self.library == "mps_trainer":
             return any(folder.glob("tmp-checkpoint-*"))
         return any(not (path / "trainer_state.json").exists() for path in folder.glob("checkpoint-*"))

@@ -15,7 +15,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
 
 def result(name):
-    """Returns the figures that kill.py wrote as `name`."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 

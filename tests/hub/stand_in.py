@@ -98,12 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _sha(folder: Path) -> str:
-    """Returns the commit of a folder: 40 hexadecimal digits."""
     return hashlib.sha1(str(folder).encode()).hexdigest()
 
 
 def _entry(folder: Path, path: Path) -> dict[str, Any]:
-    """Returns what the hub says about a file or a folder."""
     name = path.relative_to(folder).as_posix()
     kind, data = ("file", path.read_bytes()) if path.is_file() else ("directory", name.encode())
     return {"type": kind, "oid": hashlib.sha1(data).hexdigest(), "size": len(data), "path": name}

@@ -58,7 +58,6 @@ def hub(served):
 
 @pytest.fixture
 def env(hub: StandInHub, tmp_path: Path, monkeypatch) -> dict[str, str]:
-    """Returns the variables of a process that uses `hub`, with an empty cache."""
     for name in [name for name in os.environ if name.lower().startswith(FOREIGN_VARIABLES)]:
         monkeypatch.delenv(name)
     return {
@@ -87,7 +86,6 @@ def run(env: dict[str, str], out: Path, *more: str) -> subprocess.CompletedProce
 
 
 def results(process: subprocess.CompletedProcess[str], out: Path) -> dict[str, float]:
-    """The figures of a run that succeeded."""
     assert process.returncode == 0, process.stderr[-4000:]
     return json.loads((out / "all_results.json").read_text())
 

@@ -33,7 +33,6 @@ def run_page(name: str) -> None:
 
 
 def write_adapter(folder: str, output: str) -> None:
-    """Writes an adapter of the model in `folder`, untrained, and the tokenizer."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

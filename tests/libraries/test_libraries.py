@@ -32,7 +32,6 @@ pytestmark = [
 
 
 def begin(folder: Path, *words: str) -> subprocess.Popen:
-    """Starts the script with the trainers and flags given."""
     folder.mkdir(exist_ok=True)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), str(folder), *words]
@@ -41,7 +40,6 @@ def begin(folder: Path, *words: str) -> subprocess.Popen:
 
 
 def end(process: subprocess.Popen, folder: Path) -> str:
-    """Waits for the script and returns what it wrote to stderr."""
     status = process.wait(timeout=HUNG_AFTER)
     errors = (folder / "stderr").read_text(errors="replace")
     assert status == 0, errors[-3000:]

@@ -43,7 +43,6 @@ def as_on_a_mac():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Returns a folder with a Llama of two layers in float32."""
     place = tmp_path_factory.mktemp("llama")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 128}
     tiny("LlamaForCausalLM", **sizes).save_pretrained(place)
@@ -73,7 +72,6 @@ def trainer_of(make_args, tmp_path):
 
 
 def logits(model: Any) -> torch.Tensor:
-    """Returns the logits of a text, on the CPU in float32."""
     model.eval()
     ids = torch.tensor([runs(1, 12)[0]["input_ids"]], device=model.device)
     with torch.no_grad():

@@ -21,7 +21,6 @@ TEMPLATE = (
 
 
 def runs(count: int, length: int) -> list[dict[str, Any]]:
-    """Returns runs of consecutive tokens, for a language model."""
     starts = torch.randint(1, 100, (count,), generator=torch.Generator().manual_seed(0)).tolist()
     rows = [list(range(start, start + length)) for start in starts]
     return [{"input_ids": row, "labels": row} for row in rows]
@@ -45,7 +44,6 @@ def pairs() -> list[dict[str, str]]:
 
 
 def write_llama(folder: str) -> tuple[Any, Any]:
-    """Writes a Llama and its tokenizer, which has a template for chats. Returns both."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()

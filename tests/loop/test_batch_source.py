@@ -15,7 +15,6 @@ from tests.checkpoints.test_rng import generators_as_before  # noqa: F401
 
 
 def noisy(rows):
-    """A collator that draws."""
     return [row + random.random() for row in rows]
 
 

@@ -30,8 +30,6 @@ def in_method(norms):
 
 
 def in_step(norms):
-    """A function in the place of the step."""
-
     def wrap(model, optimizer, **_):
         step = optimizer.step
         optimizer.step = lambda *args, **kwargs: norms.append(norm_of(model)) or step(*args, **kwargs)

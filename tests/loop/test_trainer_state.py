@@ -9,8 +9,6 @@ from mps_trainer.loop.trainer_state import init_state
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """Writes a checkpoint's state, of step 4."""
-
     def make(**values):
         folder = tmp_path / "run" / "checkpoint-4"
         folder.mkdir(parents=True)

@@ -55,7 +55,6 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Counts the calls of attention in chunks."""
     made = mock.Mock(wraps=in_models.chunked_attention)
     monkeypatch.setattr(in_models, "chunked_attention", made)
     return made

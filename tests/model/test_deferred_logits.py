@@ -20,7 +20,6 @@ WORDS = SIZES["vocab_size"]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Of eight rows."""
     monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 8)
 
 

@@ -46,8 +46,6 @@ class Squared(torch.autograd.Function):
 
 
 def without_grad(change):
-    """Returns `change` made inside `no_grad`."""
-
     def changed(x, rng):
         with torch.no_grad():
             change(x)
@@ -57,7 +55,6 @@ def without_grad(change):
 
 
 def index(rng):
-    """Returns an index for a tensor of at least one dimension."""
     return rng.choice([slice(None), slice(0, 1), slice(1, None), slice(None, None, 2), 0, -1, ..., None])
 
 

@@ -13,7 +13,6 @@ from tests.conftest import refusal
 
 @pytest.fixture
 def script(capsys, monkeypatch):
-    """Runs a script that raises `error`; gives status and stderr."""
     monkeypatch.delenv("MPS_TRAINER_TRACEBACK", raising=False)
 
     def run_it(error=None):

@@ -26,7 +26,6 @@ DRAWS = [
 
 
 def recurrent() -> torch.Tensor:
-    """Returns results and a gradient of an LSTM with dropout."""
     lstm = torch.nn.LSTM(3, 4, num_layers=2, dropout=0.5, device="mps")
     for parameter in lstm.parameters():
         torch.nn.init.constant_(parameter, 0.1)

@@ -26,7 +26,6 @@ def assert_same(on_cpu: list[torch.Tensor], on_mps: list[torch.Tensor], toleranc
 
 
 def forward_and_backward(make: Callable[[], nn.Module], inputs: tuple, device: str) -> list[torch.Tensor]:
-    """The results and all gradients, of parameters and of inputs, of a module in training."""
     torch.manual_seed(0)
     module = make().to(device)
     inputs = [tensor.detach().to(device).requires_grad_() for tensor in inputs]
