@@ -11,7 +11,6 @@ from torch import nn
 from transformers.trainer_callback import TrainerState
 
 from ..distributed import Processes
-from ..guards.supervised import SupervisedRun
 from ..model.precision import MixedPrecision
 from ..training_args import TrainingArguments
 from ..utils.overrides import Overrides
@@ -41,7 +40,7 @@ class SavingTrainer(Protocol):
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any  # the run under way, None for a checkpoint that is saved by hand
-    _mt_supervised: SupervisedRun | None  # the run under way as its supervisor knows it, None without one
+    _mt_supervised: Any  # the run under way as its supervisor knows it, None without one
 
     @property
     def state(self) -> TrainerState: ...

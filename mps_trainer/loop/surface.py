@@ -18,6 +18,7 @@ from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
 from ..checkpoints.surface import SavingTrainer
 from ..guards.memory import MemoryGuard
+from ..guards.supervised import SupervisedRun
 from .loss import UpdateLoss
 
 
@@ -33,6 +34,7 @@ class TrainerSurface(SavingTrainer, Protocol):
     _train_batch_size: int
     is_in_train: bool
     _trial: Any
+    _mt_supervised: SupervisedRun | None
     _mt_loss: UpdateLoss
     _mt_memory_guard: MemoryGuard | None
     _mt_checkpoints: Checkpoints
