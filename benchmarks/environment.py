@@ -33,13 +33,13 @@ def describe() -> dict[str, Any]:
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
             },
             **measure_in_process("environment"),
-            "load": os.getloadavg()[0],  # of the last minute: a quiet machine is near 0
+            "load": os.getloadavg()[0],  # the last minute's; a quiet machine is near 0
         },
     }
 
 
 def without_folder(word: str) -> str:
-    """Returns a word of the command, of an absolute path the name alone: others have another place for it."""
+    """Returns a word of the command; of an absolute path its last name alone, because others keep it elsewhere."""
     flag, equals, path = word.rpartition("=")
     return flag + equals + os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else word
 

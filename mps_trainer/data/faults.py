@@ -79,7 +79,7 @@ def _why_files_ran_out(error: BaseException, loader: Any) -> str | None:
     """Returns what to do if this process or a worker may open no further file; None for other errors."""
     if "Too many open files" not in str(error) or not loader.num_workers:
         return None
-    import resource  # not on Windows
+    import resource  # Windows has none
 
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (

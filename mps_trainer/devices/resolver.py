@@ -60,7 +60,7 @@ class Decision:
     world_size: int = 1  # torchrun's numbers as used; one process without it
     rank: int = 0
     local_rank: int = 0
-    restarts: int = 0  # how many times torchrun has started the processes again
+    restarts: int = 0  # torchrun has started the processes again so often
     meeting_point: str | None = None  # "tcp://host:port" under srun and mlx.launch; None: torchrun's variables say it
 
     @property

@@ -57,7 +57,7 @@ class Recorder:
         self.folder, self.state, self.ended = folder, state, False
         self._args, self._model, self._loader, self._batch = args, model, loader, batch
         names = getattr(getattr(model, "config", None), "id2label", None)
-        self.classes: dict[Any, str] = dict(names) if isinstance(names, dict) else {}  # of a classifier
+        self.classes: dict[Any, str] = dict(names) if isinstance(names, dict) else {}  # a classifier has them
         self._begun = time.perf_counter()
         self._process = psutil.Process()
         self._apart, self._looked, self._saved = _APART, 0.0, -_SAVED_APART
@@ -167,7 +167,7 @@ class Recorder:
             }
         if self._model is None:
             return
-        model, loader, self._model, self._loader = self._model, self._loader, None, None  # not to keep them from going
+        model, loader, self._model, self._loader = self._model, self._loader, None, None  # memory is freed
         now.device = self._args.decision.to_dict()
         now.model = run_facts.model_of(model, self._args)
         now.data = run_facts.data_of(self._args, loader, self._batch)

@@ -70,7 +70,7 @@ def theirs(monkeypatch):
     def make(**settings):
         args = transformers.TrainingArguments(**settings)
         args._n_gpu = 0
-        args.accelerator_config.pop("use_configured_state")  # as when the device is made
+        args.accelerator_config.pop("use_configured_state")  # making the device removes it too
         args.distributed_state = None
         return args
 

@@ -61,7 +61,7 @@ def test_each_is_measured_once_in_a_round_another_one_begins_and_one_that_fails_
 def test_figures_are_medians_or_means_as_they_say_and_a_ratio_is_taken_within_a_round():
     assert middles(ROUNDS, FIGURES)["ours"] == {"time": 1.2, "score": 2}
     found = ratios(ROUNDS, FIGURES, "bare")
-    assert found["ours"] == {"time": pytest.approx(0.6)}  # of 0.5, 0.8 and 0.6
+    assert found["ours"] == {"time": pytest.approx(0.6)}  # the others are 0.5 and 0.8
     assert found["bare"] == {"time": 1}
     # without a baseline there is none
     assert ratios([{"ours": {"time": 1.0}}], FIGURES, "bare") == {}

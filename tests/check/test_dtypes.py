@@ -47,7 +47,7 @@ def test_a_float64_column_is_named():
     weights = torch.from_numpy(np.ones(3))
     assert problems(trace(Takes(), X, weights)) == ["column weights of the batch for Takes"]
     assert problems(trace(Takes(), x=X, weights=weights)) == ["column weights of the batch for Takes"]
-    with Tracer() as tracer:  # as other trainers move it
+    with Tracer() as tracer:  # other trainers move it so
         Takes()(X, weights=weights.to(torch.device("cpu")))
     (problem,) = tracer.report().dtype_problems
     assert problem.what == "column weights of the batch for Takes"

@@ -146,7 +146,6 @@ def test_a_checkpoint_replaces_one_of_its_step_and_leaves_nothing_of_it(make_che
     [
         ({2: 5000.0, 4: 5001.0, 6: 1400.0, 8: 1401.0}, 8, None),
         ({90: 1.0, 10: 2.0}, 10, "checkpoint-10 was saved last, but {}/checkpoint-90 has a later"),
-        ({2: 1.0, 10: 2.0}, 10, None),
     ],
 )
 def test_the_newest_is_the_one_that_was_saved_last(make_checkpoint, tmp_path, caplog, written, newest, told):

@@ -87,7 +87,7 @@ def test_examples_load_straight_to_the_device(make_args, mps, tmp_path, stored, 
     llama(layers=1).save_pretrained(tmp_path / "small")
     load(tmp_path / "small", device_map="mps")  # imports what loading needs
     peaks = []
-    for _ in range(2):  # what earlier tests have left to the allocator can only add to one of them
+    for _ in range(2):  # memory that earlier tests have left can only add to one of them
         model = None
         with Peak() as peak, straight_to_device(args) as device:
             model = Trainer(load(tmp_path, dtype=asked, **device), args).model

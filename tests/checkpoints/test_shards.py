@@ -87,7 +87,7 @@ def write(make_trainer):
 
     def write(folder, model, states):
         trainer = make_trainer({"model": model})
-        trainer._mt_processes.group = None  # that of all processes
+        trainer._mt_processes.group = None  # None means all processes
         writer = shard_writer(trainer, states)
         writer.write_shards(str(folder))
         writer.write_files(str(folder))

@@ -28,7 +28,7 @@ SCHEDULES = {
     "function": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Warmup(9)),
     "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
     "plateau": lr_scheduler.ReduceLROnPlateau,
-    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4),  # which then ends
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4),  # it ends after them
     "cyclic": lambda optimizer: lr_scheduler.CyclicLR(
         optimizer, 0.01, 0.1, 3, scale_fn=Logged(), cycle_momentum=False
     ),

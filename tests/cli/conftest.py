@@ -15,7 +15,7 @@ Ended = subprocess.CompletedProcess
 def run_on(tmp_path, monkeypatch, capfd) -> Callable[..., Ended]:
     """`run_on("check", text, *options)` runs the command on a script with this text; `after` are its arguments."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # as the commands set it, and taken back
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the commands set it; it is taken back
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
 

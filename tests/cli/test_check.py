@@ -141,7 +141,7 @@ def test_check_traces_an_evaluation(check, trainer):
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
 def test_check_goes_on_without_a_batch_to_evaluate_on(check, trainer):
     asks = """
-class Asks(Trainer):  # as in sentence-transformers
+class Asks(Trainer):  # sentence-transformers' does so
     def get_eval_dataloader(self, eval_dataset=None):
         raise ValueError("Trainer: evaluation requires an eval_dataset.")
 Trainer = Asks

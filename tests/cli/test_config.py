@@ -83,7 +83,7 @@ def test_without_a_home_folder_there_is_no_file_and_config_asks_for_one(homeless
 def test_launch_runs_a_script_without_a_home_folder(homeless, monkeypatch, tmp_path):
     started = []
     monkeypatch.setattr(os, "execve", lambda path, words, environ: started.append(words))
-    monkeypatch.setattr(cli.launch, "torchrun", lambda *arguments: 0)  # which execve does not come back to
+    monkeypatch.setattr(cli.launch, "torchrun", lambda *arguments: 0)  # execve does not return
     (tmp_path / "train.py").write_text("print(1)")
     assert cli.main(["launch", "train.py"]) == 0
     assert [words[-1] for words in started] == ["train.py"]

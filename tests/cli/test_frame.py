@@ -28,7 +28,7 @@ def printed(capsys):
 def test_help_fits_a_screen(command, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = printed(*command.split(), "--help").splitlines()
-    assert 5 < len(lines) <= 23  # of a terminal's 24; the prompt has the last
+    assert 5 < len(lines) <= 23  # a terminal has 24; the prompt has the last
     assert max(map(len, lines)) <= 80
 
 

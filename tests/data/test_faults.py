@@ -57,7 +57,7 @@ def fault(trainer, kind, **kwargs):
     explanation = explanation_of(caught.value)
     assert explanation is not None
     assert "\n" not in explanation
-    assert f"{type(caught.value).__name__}: " not in explanation  # which stands below it
+    assert f"{type(caught.value).__name__}: " not in explanation  # it stands below
     has_checkpoint = os.path.isdir(trainer.args.output_dir) and "checkpoint-" in str(
         os.listdir(trainer.args.output_dir)
     )
@@ -73,7 +73,7 @@ def impatient(monkeypatch):
     """torch waits 5 seconds for each worker whose dataset has raised before it ends the worker."""
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     yield
-    gc.collect()  # which is when it ends them
+    gc.collect()  # it ends them then
 
 
 @pytest.mark.usefixtures("impatient")

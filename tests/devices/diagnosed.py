@@ -91,7 +91,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "virtual without transformers": Diagnosed(
         no_mps("15.4", "2.15.0", virtual_machine=True, **ONLY_TORCH), "transformers virtual-mac", "transformers", 1
     ),
-    # what torch computes
+    # torch has these faults
     "faults that an update of torch mends": known("m2_macos_14", "wrong-results", UPDATE.format(15)),
     "an m1 whose torch is too old": m1("15.5", "2.13.0", f"{NEWER}15'; docs/faults.md"),
     "an m1 with the newest torch": m1("15.5", "2.15.0", NO_UPDATE),
@@ -119,7 +119,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "high out of range": refused(
         "invalid high watermark ratio", "refused-limits", f"unset {HIGH};", 1, **{HIGH: "80"}
     ),
-    # what a launcher left, memory, disk, packages
+    # these concern what a launcher left, memory, disk, packages
     "torchrun on a mac": Diagnosed(
         under_torchrun(MACHINES["m3_macos_15"], 2), "several-processes", "start the script with python", 1
     ),

@@ -54,7 +54,7 @@ class MPSAccelerator(Accelerator):
 
     def __init__(self) -> None:
         # Lightning's Trainer takes objects of its abstract class Accelerator only, and trains on the CPU with those
-        # that are not of its MPSAccelerator (`_choose_strategy`, 2.6), with which another class may be registered.
+        # that are not of its MPSAccelerator (`_choose_strategy`, 2.6). Another class may be registered as one.
         for name in _LIGHTNINGS:
             theirs = getattr(sys.modules.get(name), "MPSAccelerator", None)
             if theirs is not None:
