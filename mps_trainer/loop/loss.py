@@ -129,8 +129,6 @@ class LossSurface(Protocol):
     _mt_overrides: Overrides
     _mt_processes: Processes
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None: ...
-
 
 class LossRule(NamedTuple):
     """Says how a loss treats the number of items in an update.
@@ -206,9 +204,29 @@ class UpdateLoss:
 
     # The items of an update
 
-    def items(self, batches: list[Any]) -> torch.Tensor | None:
-        """Returns the number of items in all of `batches`; None if the loss does not use it or it is unknown."""
-        return items_of(batches, shifts_labels(base_model(self.trainer.model))) if self.may_use_items else None
+    def items(self, batches: list[Any], alone: bool = False) -> torch.Tensor | None:
+        """Returns the number of items in the batches of an update; None if the loss does not use it or it is unknown.
+
+        Args:
+            batches: of this process. Those that pad its share are counted by another one.
+            alone: True for the items of this process, False for those of all.
+        """
+        trainer, processes = self.trainer, self.trainer._mt_processes
+        is_shared = processes.is_distributed and not alone
+        padding = self.padding(len(batches)) if is_shared else set()
+        own = [batch for number, batch in enumerate(batches) if number not in padding]
+        items = None
+        if self.may_use_items:
+            items = torch.tensor(0) if padding and not own else items_of(own, shifts_labels(base_model(trainer.model)))
+        # one process may have learnt about the model's loss what another has not: all ask, or none
+        ignored = self._all_ignore_items or not trainer.model_accepts_loss_kwargs
+        ignored = ignored and self._expected() == "model"
+        if not is_shared or ignored or not trainer.args.average_tokens_across_devices:
+            return items
+        given = [0.0 if items is None else float(items), items is None, self.may_use_items]
+        total, unknown, used = processes.sum(given)
+        self._all_ignore_items = not used
+        return None if unknown else torch.tensor(int(total))
 
     def counts(self, batches: list[Any]) -> list[int | None]:
         """Returns the number of items in each of `batches`, None where it is unknown."""
@@ -218,27 +236,6 @@ class UpdateLoss:
         is_default = getattr(model, "loss_type", "") is None and predicts_next_token(model)
         shifted = shifts_labels(model) or (is_default and class_of(model).__name__ not in _SAME_POSITION)
         return [count_items(batch, self.trainer.label_names, shifted) for batch in batches]
-
-    def items_of_all(self, items: Any, batches: list[Any], device: torch.device) -> Any:
-        """Returns the items of an update in all processes.
-
-        Args:
-            items: in `batches`, those of this process. Batches that pad its share are counted by another process.
-        """
-        trainer, padding = self.trainer, self.padding(len(batches))
-        if padding and items is not None:
-            own = [batch for number, batch in enumerate(batches) if number not in padding]
-            items = trainer._get_num_items_in_batch(own, device) if own else torch.tensor(0)
-        # one process may have learnt about the model's loss what another has not: all ask, or none
-        ignored = self._all_ignore_items or not trainer.model_accepts_loss_kwargs
-        ignored = ignored and self._expected() == "model"
-        if ignored or not trainer.args.average_tokens_across_devices:
-            return items
-        may_be_used = self.may_use_items or trainer._mt_overrides.has("_get_num_items_in_batch")
-        given = [0.0 if items is None else float(items), items is None, may_be_used]
-        total, unknown, used = trainer._mt_processes.sum(given)
-        self._all_ignore_items = not used
-        return None if unknown else torch.tensor(total if total % 1 else int(total))
 
     def divisors(self, batches: list[Any]) -> Sequence[SupportsFloat | None]:
         """Returns the divisor for the loss of each batch of an update; None for one without items and loss.
@@ -331,7 +328,8 @@ class UpdateLoss:
             self._computed_by, loss = "model", loss_in_outputs(outputs, inputs)
         divides = self.is_normalised(num_items) and self.rule(self._computed_by).divides_by_items
         is_shared = trainer._mt_processes.is_distributed and trainer.args.average_tokens_across_devices
-        if divides and is_shared and inside(model).training:
+        are_of_all = inside(model).training or trainer._mt_overrides.has("_get_num_items_in_batch")
+        if divides and is_shared and are_of_all:
             # gradients are averaged, and this is one part of a sum; the loss of a subclass does it as for transformers
             loss = loss * trainer._mt_processes.size
         return loss

@@ -245,9 +245,7 @@ class Others:
 
 def among(others, average=True, overrides=(), **settings):
     args = SimpleNamespace(average_tokens_across_devices=average)
-    loss = loss_with(*overrides, processes=others, args=args, **settings)
-    vars(loss.trainer).setdefault("_get_num_items_in_batch", lambda batches, device: loss.items(batches))
-    return loss
+    return loss_with(*overrides, processes=others, args=args, **settings)
 
 
 def batch(*labels: int) -> dict[str, torch.Tensor]:
@@ -262,7 +260,7 @@ def test_processes_weigh_by_the_items_of_all_or_each_by_its_own_if_it_is_asked_t
     others = Others()
     loss = among(others, average=False)
     assert loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
-    assert items(loss, batch(1, 1, 1)) == 3
+    assert loss.items([batch(1, 1, 1)]) == 3
     assert others.asked == 0
 
 
@@ -302,11 +300,6 @@ def test_batches_that_cannot_be_counted_count_the_same_and_those_without_items_h
     assert [each and float(each) for each in loss.divisors(mine)] == expected
 
 
-def items(loss, *batches):
-    cpu = torch.device("cpu")
-    return loss.items_of_all(loss.trainer._get_num_items_in_batch(batches, cpu), batches, cpu)
-
-
 @pytest.mark.parametrize(
     ("theirs", "mine", "expected"),
     [
@@ -316,9 +309,9 @@ def items(loss, *batches):
     ],
 )
 def test_items_are_summed_over_all_processes_if_they_are_known_and_asked_for(theirs, mine, expected):
-    assert items(among(Others(theirs)), mine) == expected
+    assert among(Others(theirs)).items([mine]) == expected
     others = Others(theirs)
-    assert items(among(others, model_accepts_loss_kwargs=False), mine) is None
+    assert among(others, model_accepts_loss_kwargs=False).items([mine]) is None
     assert others.asked == 0
 
 
@@ -326,20 +319,20 @@ def test_items_are_summed_over_all_processes_if_they_are_known_and_asked_for(the
 def test_items_are_asked_for_until_no_process_uses_them(theirs):
     others = Others(theirs=[0.0, 1, theirs])
     loss = among(others)
-    items(loss, batch(1))
+    loss.items([batch(1)])
     assert others.asked == 1  # this process may use them until its first loss
     loss.model_uses_items = False
-    items(loss, batch(1))
-    items(loss, batch(1))
+    loss.items([batch(1)])
+    loss.items([batch(1)])
     assert others.asked == 2 + theirs
 
 
 def test_items_are_asked_for_again_from_the_step_on_in_which_a_callback_sets_a_loss():
     loss = among(Others(theirs=[5.0, 0, 0]))
     loss._all_ignore_items = True
-    assert items(loss, batch(1, 1, 1)) == 3
+    assert loss.items([batch(1, 1, 1)]) == 3
     loss.trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: None
-    assert items(loss, batch(1, 1, 1)) == 8
+    assert loss.items([batch(1, 1, 1)]) == 8
 
 
 def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
@@ -349,13 +342,12 @@ def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
     assert not trainer._mt_loss._all_ignore_items
 
 
-@pytest.mark.parametrize("name", ["_get_num_items_in_batch", "compute_loss"])
-def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(name):
+def test_items_are_always_asked_for_if_a_subclass_computes_the_loss():
     others = Others(theirs=[5.0, 0, 0])
-    loss = among(others, overrides=[name], _get_num_items_in_batch=lambda *_: torch.tensor(3.5))
+    loss = among(others, overrides=["compute_loss"])
     loss.model_uses_items = False
     for asked in (1, 2):
-        assert items(loss, batch(1, 1, 1)) == 8.5
+        assert loss.items([batch(1, 1, 1)]) == 8
         assert others.asked == asked
 
 
@@ -520,3 +512,27 @@ def test_items_of_an_update_leave_out_those_of_another_process(make_trainer, mon
     padded(trainer._mt_loss, 1)
     _, items = trainer.get_batch_samples(iter([batch(1, 1)]), 1, torch.device("cpu"))
     assert items.item() == 5  # none of its own
+
+
+class OfTransformers(Trainer):
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+
+class Doubling(Trainer):
+    def _get_num_items_in_batch(self, batch_samples, device):
+        return super()._get_num_items_in_batch(batch_samples, device) * 2
+
+
+@pytest.mark.parametrize(("kind", "items", "in_evaluation"), [(OfTransformers, 8, 3), (Doubling, 16, 16)])
+def test_overrides_get_and_give_the_items_of_all_processes(make_trainer, monkeypatch, kind, items, in_evaluation):
+    trainer, given = make_trainer({"kind": kind}), []
+    monkeypatch.setattr(trainer, "_mt_processes", Others(theirs=[5.0, 0, 1]))
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: given.append(num_items_in_batch) or LOSS
+    assert trainer.get_batch_samples(iter([batch(1, 1, 1)]), 1, torch.device("cpu"))[1] == items
+    trainer.model.eval()
+    three = {"x": torch.ones(3, 4), "labels": torch.tensor([1, 0, 1])}
+    loss, *_ = trainer.prediction_step(trainer.model, three, True)
+    assert given == [in_evaluation]
+    assert loss == LOSS * (2 if kind is Doubling else 1)  # what they add up to is divided by the number of processes
