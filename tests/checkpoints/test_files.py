@@ -84,6 +84,8 @@ def test_what_is_no_file_is_not_read(tmp_path):
 
 
 def test_objects_are_read_where_their_kind_is_allowed(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"PK\3\4 and no more")
+    assert refusal(read_tensors, str(tmp_path / "a.pt")).startswith(f"{tmp_path / 'a.pt'} is damaged and")
     torch.save({"a": Path("x")}, tmp_path / "a.pt")
     said = refusal(read_tensors, str(tmp_path / "a.pt"))
     assert said == (

@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import TrainerCallback, default_data_collator
 
+from mps_trainer.checkpoints import schema
 from mps_trainer.checkpoints.folders import find_checkpoints
+from mps_trainer.checkpoints.manifest import STATE
 from mps_trainer.loop.preemption import PreemptionHandler
 from mps_trainer.loop.run import TrainingRun
 from tests.conftest import assert_same_weights, callback, examples, logged, weights, without_times
@@ -97,6 +99,8 @@ def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, trai
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
     names = [os.path.basename(path) for path in find_checkpoints(resumed.args.output_dir)]
     assert set(names) == {"checkpoint-4", "checkpoint-8", "checkpoint-12", f"checkpoint-{stopped.state.global_step}"}
+    at_8 = [schema.read(f"{each.args.output_dir}/checkpoint-8/{STATE}", schema.State) for each in (whole, resumed)]
+    assert without_times(at_8[0]["log_history"]) == without_times(at_8[1]["log_history"])
 
 
 @pytest.mark.parametrize("on_start", [False, True])
@@ -159,10 +163,12 @@ def test_a_second_one_stops_at_once_and_leaves_the_last_whole_checkpoint(make_tr
 
 
 @pytest.mark.parametrize(("signum", "kind"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
-def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer, signum, kind):
-    trainer, ended = interrupted(make_trainer, SignalAt("on_train_end", 1, signum), **SETTINGS)
+@pytest.mark.parametrize(("strategy", "says"), [("steps", "the last step, 12, and"), ("no", "step 12 of 12 and")])
+def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer, signum, kind, strategy, says):
+    settings = {**SETTINGS, "save_strategy": strategy}
+    trainer, ended = interrupted(make_trainer, SignalAt("on_train_end", 1, signum), **settings)
     assert type(ended) is kind
-    assert kind is SystemExit or "Stopped after the last step, 12, and before" in str(ended)
+    assert kind is SystemExit or f"Stopped after {says}" in str(ended)
     assert "train_loss" in trainer.state.log_history[-1]
     assert find_checkpoints(trainer.args.output_dir)[-1].endswith("checkpoint-12")
 

@@ -37,9 +37,14 @@ def test_a_frozen_model_is_refused_unless_a_subclass_makes_the_optimizer(make_tr
             self.model.requires_grad_(True)
             return super().create_optimizer(model)
 
-    frozen = make_model().requires_grad_(False)
-    assert "no parameter of " in refusal(make_trainer({"model": frozen}).train)
-    assert trained({"model": frozen, "kind": Unfreezes}, max_steps=1).state.global_step == 1
+    class Steps(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            model.requires_grad_(True)
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    assert "no parameter of " in refusal(make_trainer({"model": make_model().requires_grad_(False)}).train)
+    for kind in (Unfreezes, Steps):
+        assert trained({"model": make_model().requires_grad_(False), "kind": kind}, max_steps=1).state.global_step == 1
 
 
 def test_tokenizer_is_the_deprecated_name_of_processing_class(make_trainer):

@@ -104,6 +104,15 @@ def test_schedule_waits_for_steps_that_an_overflow_left_out(make_trainer, optim,
     assert trainer.lr_scheduler.last_epoch == (3 if moves else 0)
 
 
+def test_a_resumed_run_goes_on_with_the_scale_of_fp16(make_trainer):
+    settings = {"fp16": True, "save_strategy": "steps", "save_steps": 1}
+    trainer, resumed = make_trainer(max_steps=1, **settings), make_trainer(max_steps=2, **settings)
+    trainer.model.head.weight.register_hook(lambda gradient: gradient * float("inf"))
+    trainer.train()
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._mt_precision.scaler.get_scale() == 2.0**15  # half of what a scaler begins with
+
+
 def test_no_clipping_leaves_the_gradients_as_they_are(make_trainer):
     trainer = make_trainer(max_grad_norm=0.0, max_steps=1)
     seen = []
