@@ -12,6 +12,7 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .device_stats import DeviceStatsMonitor, call_first_who_add_to_logs
 from .progress import ProgressCallback
+from .progress_display import Display
 from .run_report import RunReport
 
 
@@ -56,11 +57,11 @@ def _trackers(args: TrainingArguments) -> list[TrainerCallback]:
         ) from error
 
 
-def close_display(callbacks: list[TrainerCallback]) -> None:
-    """Ends the bars that are on the screen."""
+def close_display(callbacks: list[TrainerCallback], of_evaluation: bool = False) -> None:
+    """Ends the bars that are on the screen, or only those of an evaluation."""
     for callback in callbacks:
-        if isinstance(callback, ProgressCallback):
-            callback.close()
+        if isinstance(callback, Display):
+            callback.end_evaluation() if of_evaluation else callback.close()
 
 
 __all__ = [

@@ -121,6 +121,25 @@ def test_a_notebook_has_the_same_first_lines_and_its_own_bar(make_trainer, capfd
     assert "  2 steps, 0.4 epochs of 40 examples\n" in printed
 
 
+def test_a_notebook_leaves_the_bars_of_what_has_failed(make_trainer):
+    """The next cell would draw into the output of the one that was interrupted."""
+    pytest.importorskip("IPython")
+    from mps_trainer.callbacks.notebook import NotebookProgressCallback
+
+    def interrupted(prediction):
+        assert shown.prediction_bar is not None
+        raise KeyboardInterrupt
+
+    shown = NotebookProgressCallback()
+    trainer = make_trainer({"callbacks": [shown], "compute_metrics": interrupted}, eval_strategy="epoch")
+    for work in (trainer.evaluate, trainer.train):
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert shown.prediction_bar is shown.training_tracker is None
+    trainer.args.eval_strategy = "no"
+    trainer.log({"loss": 1.0})  # which has no table
+
+
 @pytest.mark.parametrize("model", [SimpleNamespace(), SimpleNamespace(parameters=74)], ids=["around", "odd"])
 def test_lines_that_a_librarys_model_does_not_allow_are_left_out(make_trainer, model):
     trainer = make_trainer(max_steps=4)
