@@ -130,6 +130,7 @@ class Trainer:
     _trial: Any = None
     _signature_columns: list[str] | None = None  # these may reach the model; None until they are asked for
     _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
+    _mt_created_with: float | None = None  # the learning rate that the optimizer from here was created with
     _mt_run: TrainingRun | None = None  # the one that is under way
     _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
     _mt_tokens_before: int = 0  # seen when the run began or resumed
@@ -229,6 +230,11 @@ class Trainer:
             MisconfigurationException: if there is nothing to train on or the checkpoint does not fit.
         """
         refuse_in_starting_process()
+        if self.is_in_train:
+            raise MisconfigurationException(
+                "This Trainer is training already, in another thread or in the run that has called its callback. Wait "
+                "until that run has ended, or make another Trainer."
+            )
         self._memory_tracker.start()
         self._mt_overrides = Overrides.of(self, _METHODS)
         if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):
@@ -240,6 +246,7 @@ class Trainer:
             self._mt_use_model(self.call_model_init(trial))
         elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
             self.lr_scheduler = None
+            trainer_checks.check_learning_rate(self.args, self.optimizer, self._mt_created_with)
         self._created_lr_scheduler = False
         self._hp_search_setup(trial)
         make_folder(self.args.output_dir)
@@ -521,6 +528,7 @@ class Trainer:
             groups = optim.parameter_groups(model, decay, self.args.weight_decay)
             kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             self.optimizer = optim.make_optimizer(kind, settings, groups, model)
+            self._mt_created_with = self.args.learning_rate
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
