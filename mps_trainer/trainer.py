@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +88,7 @@ from .utils.overrides import Overrides, methods_of
 from .utils.terminal import lost_output_ignored
 
 logger = logging.getLogger(__name__)
+_alive: weakref.WeakValueDictionary[int, Trainer] = weakref.WeakValueDictionary()  # deleted ones too, see `train`
 
 
 class Trainer:
@@ -162,6 +165,7 @@ class Trainer:
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
+        _alive[id(self)] = self
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()
         trainer_setup.apply_arguments(args)
@@ -235,6 +239,8 @@ class Trainer:
                 "This Trainer is training already, in another thread or in the run that has called its callback. Wait "
                 "until that run has ended, or make another Trainer."
             )
+        if len(_alive) > 1:  # a deleted Trainer, such as that of a notebook's cell that ran before, keeps its model
+            gc.collect()
         self._memory_tracker.start()
         self._mt_overrides = Overrides.of(self, _METHODS)
         if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):
