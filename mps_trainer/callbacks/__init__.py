@@ -21,7 +21,7 @@ def all_callbacks(
 ) -> list[TrainerCallback | type[TrainerCallback]]:
     """Returns the callbacks of `trainer` in the order in which they are called: `given` ones before the display."""
     display: type[TrainerCallback] = PrinterCallback if args.disable_tqdm else ProgressCallback
-    if is_in_notebook() and not args.disable_tqdm:
+    if is_in_notebook() and not args.disable_tqdm and args.process_index == 0:  # it would show a bar for each process
         from .notebook import NotebookProgressCallback as display  # imports IPython
     jit = []
     if args.enable_jit_checkpoint:
