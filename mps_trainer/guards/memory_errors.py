@@ -86,7 +86,7 @@ def _release_frames(error: BaseException) -> None:
     one: BaseException | None = error
     while one is not None:
         traceback.clear_frames(one.__traceback__)
-        one = one.__cause__ or one.__context__
+        one = one.__cause__
 
 
 def _message(trainer: DescribedTrainer, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:
