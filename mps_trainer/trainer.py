@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +88,7 @@ from .utils.overrides import Overrides, methods_of
 from .utils.terminal import lost_output_ignored
 
 logger = logging.getLogger(__name__)
+_alive: weakref.WeakValueDictionary[int, Trainer] = weakref.WeakValueDictionary()  # deleted ones too, see `train`
 
 
 class Trainer:
@@ -130,6 +133,7 @@ class Trainer:
     _trial: Any = None
     _signature_columns: list[str] | None = None  # these may reach the model; None until they are asked for
     _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
+    _mt_created_with: float | None = None  # the learning rate that the optimizer from here was created with
     _mt_run: TrainingRun | None = None  # the one that is under way
     _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
     _mt_tokens_before: int = 0  # seen when the run began or resumed
@@ -161,6 +165,7 @@ class Trainer:
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
+        _alive[id(self)] = self
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()
         trainer_setup.apply_arguments(args)
@@ -229,6 +234,13 @@ class Trainer:
             MisconfigurationException: if there is nothing to train on or the checkpoint does not fit.
         """
         refuse_in_starting_process()
+        if self.is_in_train:
+            raise MisconfigurationException(
+                "This Trainer is training already, in another thread or in the run that has called its callback. Wait "
+                "until that run has ended, or make another Trainer."
+            )
+        if len(_alive) > 1:  # a deleted Trainer, such as that of a notebook's cell that ran before, keeps its model
+            gc.collect()
         self._memory_tracker.start()
         self._mt_overrides = Overrides.of(self, _METHODS)
         if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):
@@ -240,6 +252,7 @@ class Trainer:
             self._mt_use_model(self.call_model_init(trial))
         elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
             self.lr_scheduler = None
+            trainer_checks.check_learning_rate(self.args, self.optimizer, self._mt_created_with)
         self._created_lr_scheduler = False
         self._hp_search_setup(trial)
         make_folder(self.args.output_dir)
@@ -521,6 +534,7 @@ class Trainer:
             groups = optim.parameter_groups(model, decay, self.args.weight_decay)
             kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             self.optimizer = optim.make_optimizer(kind, settings, groups, model)
+            self._mt_created_with = self.args.learning_rate
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:

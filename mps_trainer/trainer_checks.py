@@ -192,3 +192,15 @@ def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None
             "The training dataset has no length, so num_train_epochs does not define the number of steps. Set "
             "max_steps."
         )
+
+
+def check_learning_rate(args: TrainingArguments, optimizer: Any, created_with: float | None) -> None:
+    """Warns if the optimizer of an earlier run, which goes on, was created with another learning rate."""
+    is_own = created_with is not None and getattr(optimizer, "defaults", {}).get("lr") == created_with
+    if is_own and created_with != args.learning_rate:
+        logger.warning(
+            "learning_rate=%r has no effect: training goes on with the optimizer of the earlier run, created with %r. "
+            "Set trainer.optimizer = None before train() to make a new one.",
+            args.learning_rate,
+            created_with,
+        )

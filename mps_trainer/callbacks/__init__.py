@@ -12,6 +12,7 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .device_stats import DeviceStatsMonitor, call_first_who_add_to_logs
 from .progress import ProgressCallback
+from .progress_display import Display
 from .run_report import RunReport
 
 
@@ -20,7 +21,7 @@ def all_callbacks(
 ) -> list[TrainerCallback | type[TrainerCallback]]:
     """Returns the callbacks of `trainer` in the order in which they are called: `given` ones before the display."""
     display: type[TrainerCallback] = PrinterCallback if args.disable_tqdm else ProgressCallback
-    if is_in_notebook() and not args.disable_tqdm:
+    if is_in_notebook() and not args.disable_tqdm and args.process_index == 0:  # it would show a bar for each process
         from .notebook import NotebookProgressCallback as display  # imports IPython
     jit = []
     if args.enable_jit_checkpoint:
@@ -56,11 +57,11 @@ def _trackers(args: TrainingArguments) -> list[TrainerCallback]:
         ) from error
 
 
-def close_display(callbacks: list[TrainerCallback]) -> None:
-    """Ends the bars that are on the screen."""
+def close_display(callbacks: list[TrainerCallback], of_evaluation: bool = False) -> None:
+    """Ends the bars that are on the screen, or only those of an evaluation."""
     for callback in callbacks:
-        if isinstance(callback, ProgressCallback):
-            callback.close()
+        if isinstance(callback, Display):
+            callback.end_evaluation() if of_evaluation else callback.close()
 
 
 __all__ = [

@@ -12,13 +12,13 @@ from transformers.trainer_callback import ProgressCallback as TransformersProgre
 from ..data.epoch_loader import length_of, num_examples
 from ..utils.terminal import on_terminal
 from .overview import examples_in_step, first_lines
-from .progress_display import Bar, Lines, memory_in_use, samples_per_second
+from .progress_display import Bar, Display, Lines, memory_in_use, samples_per_second
 
 _SHOWN = {"loss": "loss {:.4f}", "learning_rate": "lr {:.2e}", "grad_norm": "grad norm {:.3g}"}
 _UNITS = ("flos", "runtime")
 
 
-class ProgressCallback(TransformersProgressCallback):
+class ProgressCallback(Display, TransformersProgressCallback):
     """transformers' two bars with time left, samples/s and memory in them, and its dictionaries as lines.
 
     Where stderr is no terminal there are no bars, but a line at each tenth of training and of an evaluation in which
@@ -73,18 +73,18 @@ class ProgressCallback(TransformersProgressCallback):
         if not state.is_world_process_zero:
             return
         if eval_dataloader is not self._evaluated_loader:  # memory may have run out in the one before
-            self._end_evaluation()
+            self.end_evaluation()
             self._begin_evaluation(args, eval_dataloader)
         elif (bar := self.prediction_bar) is not None and bar.update(1) and isinstance(bar, Lines):
             facts = bar.format_dict
             _write([f"evaluation {bar.n}/{bar.total}", facts["clocks"], facts["speed"], facts["memory"]])
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._end_evaluation()
+        self.end_evaluation()
         self._leave_out_pause()
 
     def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._end_evaluation()
+        self.end_evaluation()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.training_bar is None or not logs:
@@ -105,7 +105,7 @@ class ProgressCallback(TransformersProgressCallback):
         if self.training_bar is not None:
             self.training_bar.close()
         self.training_bar = None
-        self._end_evaluation()
+        self.end_evaluation()
 
     def _begin_evaluation(self, args: Any, loader: Any) -> None:
         """Starts the bar after the first batch, which counts as done without a time."""
@@ -118,7 +118,7 @@ class ProgressCallback(TransformersProgressCallback):
         elif total:
             self.prediction_bar = Lines(examples, args.device, total, initial=1)
 
-    def _end_evaluation(self) -> None:
+    def end_evaluation(self) -> None:
         if self.prediction_bar is not None:
             self.prediction_bar.close()
         self.prediction_bar = self._evaluated_loader = None

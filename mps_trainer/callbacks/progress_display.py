@@ -18,6 +18,18 @@ _EVERY = 0.5  # seconds between two looks at memory and clock; between them a st
 SHORTEST = 1.0
 
 
+class Display:
+    """Marks a callback with bars that an error or an interrupt has to end."""
+
+    def close(self) -> None:
+        """Ends all bars."""
+        raise NotImplementedError
+
+    def end_evaluation(self) -> None:
+        """Ends the bar of an evaluation."""
+        raise NotImplementedError
+
+
 class Bar(tqdm):
     """tqdm's bar with its rate in examples and the memory in use. It has no colors.
 

@@ -119,20 +119,22 @@ def only_run_in(output_dir: str) -> Iterator[None]:
     """
     path = os.path.join(os.path.realpath(output_dir), folders.LOCK)
     held = os.getpid(), path  # a forked process does not hold what its parent does
+    descriptor = None
     with _guard:
         if held in _held:
             raise _taken(path, f"in this process, {os.getpid()}")
         _held.add(held)
-    descriptor = None
     try:
         descriptor = _locked(path)
         yield
     finally:
-        if descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.remove(path)
-            os.close(descriptor)
-        _held.discard(held)
+        try:
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.remove(path)
+                os.close(descriptor)
+        finally:  # a second Ctrl-C may come above, and the folder would be taken as long as the notebook runs
+            _held.discard(held)
 
 
 def _taken(path: str, holder: str) -> MisconfigurationException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,9 @@ class EpochLoader(DataLoader):
             init.begin_pass(self.iteration if self.pass_number is None else self.pass_number, self.iteration)
             if init.seed is not None and self.iteration > 0 and self._iterator is None:
                 self.generator = torch.Generator()  # in a resumed run workers drew their first seed in epoch 0
-        with block_signals_during_worker_start(self.num_workers > 0):
+        context: Any = self.multiprocessing_context or multiprocessing
+        spawns = self.num_workers > 0 and context.get_start_method() != "fork"
+        with block_signals_during_worker_start(self.num_workers > 0, spawns):
             try:
                 return super().__iter__()
             except Exception as error:

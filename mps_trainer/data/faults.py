@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import re
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sized
@@ -56,8 +57,11 @@ def why_worker_died(error: BaseException, batches: Any) -> str | None:
     ends = [f"worker {i} of {len(workers)} (process {worker.pid}) {_end(worker.exitcode)}" for i, worker in dead]
     how = f": {', '.join(ends)}" if ends else ""
     by_itself = bool(dead) and all(worker.exitcode > 0 for _, worker in dead)
+    to_module = "move the classes and functions of the dataset and the collator to a .py file, and import them from it"
+    has_script = hasattr(sys.modules["__main__"], "__file__")  # else what cells define is unknown to spawned workers
     remedy = (
         "read the error that it printed above; dataloader_num_workers=0 loads in this process instead"
+        + ("" if has_script else f"; if a notebook's function or class is not found, {to_module}")
         if by_itself
         else "use fewer workers, or dataloader_num_workers=0, which loads in this process and shows an error of the "
         "dataset's own; smaller batches, or more shared memory, if memory ran out"
@@ -97,9 +101,9 @@ def explain_starting(error: Exception, loader: Any) -> None:
         explain(
             error,
             "The processes that load data are spawned, and the dataset or the collator cannot be sent to them. What "
-            "to do: define functions and classes that they use at the top of a module, not inside functions and not "
-            "as a lambda; or dataloader_num_workers=0. dataloader_multiprocessing_context='fork' sends nothing, and "
-            "may abort on a Mac.",
+            "to do: define functions and classes that they use at the top of a module, not inside functions, as a "
+            "lambda or in a notebook; or dataloader_num_workers=0. dataloader_multiprocessing_context='fork' sends "
+            "nothing, and may abort on a Mac.",
         )
 
 

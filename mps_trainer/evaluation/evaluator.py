@@ -16,6 +16,7 @@ from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, speed_metrics
 
+from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
@@ -192,7 +193,10 @@ def evaluate_dataset(
             with absent_named(doing), explained(trainer, doing), precision:
                 output = trainer.evaluation_loop(loader, **settings)
             break
-        except DeviceOutOfMemoryError:
+        except BaseException as error:
+            close_display(trainer.callback_handler.callbacks, of_evaluation=True)
+            if not isinstance(error, DeviceOutOfMemoryError):
+                raise
             trainer._mt_close_workers(loader)
             # compute_metrics already has metrics of single batches, and would count some twice
             if before is None or args.eval_batch_size == 1 or args.batch_eval_metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -76,7 +77,16 @@ def explained(trainer: DescribedTrainer, doing: str) -> Iterator[None]:
         # measured before the error releases what was computed
         memory = measure(trainer.args.device, getattr(trainer, "model", None), trainer.optimizer)
         remedies = _remedies(trainer, doing, memory)
+        _release_frames(error)
         raise DeviceOutOfMemoryError(_message(trainer, doing, error, memory, remedies), memory, remedies) from error
+
+
+def _release_frames(error: BaseException) -> None:
+    """Clears the local variables of what has failed: a notebook keeps the traceback, and they keep all activations."""
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__
 
 
 def _message(trainer: DescribedTrainer, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:

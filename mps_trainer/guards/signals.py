@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -125,14 +126,19 @@ def _end_at_once(signum: int) -> None:
 
 
 @contextlib.contextmanager
-def block_signals_during_worker_start(wanted: bool = True) -> Iterator[None]:
+def block_signals_during_worker_start(wanted: bool = True, spawns: bool = False) -> Iterator[None]:
     """Blocks SIGINT and SIGTERM in processes started inside until they are ready for them.
 
     A spawned worker imports for seconds before its worker_init_fn; here, signals come when that is done.
+
+    Args:
+        spawns: True if the processes are not forked.
     """
     if not wanted or threading.current_thread() is not threading.main_thread() or os.name == "nt":
         yield
         return
+    if spawns:  # starts Python's tracker, which the first spawned process does, and up to 3.13.0 unblocks the signals
+        resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
     try:
         yield

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 from transformers.trainer_callback import TrainerState
 
+from mps_trainer import callbacks
 from mps_trainer.callbacks.overview import checkpoint_size, expected_checkpoints, first_lines, saves_to_come
 from tests.tiny import tiny
 
@@ -119,6 +120,34 @@ def test_a_notebook_has_the_same_first_lines_and_its_own_bar(make_trainer, capfd
     printed = capfd.readouterr().out
     assert printed.startswith("Training on cpu: use_cpu=True")
     assert "  2 steps, 0.4 epochs of 40 examples\n" in printed
+
+
+@pytest.mark.parametrize(("process", "display"), [(0, "NotebookProgressCallback"), (1, "ProgressCallback")])
+def test_only_the_first_process_shows_a_notebooks_bar(monkeypatch, process, display):
+    """The other one shows nothing in a process that is not the first."""
+    pytest.importorskip("IPython")
+    monkeypatch.setattr(callbacks, "is_in_notebook", lambda: True)
+    args = SimpleNamespace(disable_tqdm=False, report_to=[], enable_jit_checkpoint=False, process_index=process)
+    assert callbacks.all_callbacks(args, None, [])[-1].__name__ == display
+
+
+def test_a_notebook_leaves_the_bars_of_what_has_failed(make_trainer):
+    """The next cell would draw into the output of the one that was interrupted."""
+    pytest.importorskip("IPython")
+    from mps_trainer.callbacks.notebook import NotebookProgressCallback
+
+    def interrupted(prediction):
+        assert shown.prediction_bar is not None
+        raise KeyboardInterrupt
+
+    shown = NotebookProgressCallback()
+    trainer = make_trainer({"callbacks": [shown], "compute_metrics": interrupted}, eval_strategy="epoch")
+    for work in (trainer.evaluate, trainer.train):
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert shown.prediction_bar is shown.training_tracker is None
+    trainer.args.eval_strategy = "no"
+    trainer.log({"loss": 1.0})  # which has no table
 
 
 @pytest.mark.parametrize("model", [SimpleNamespace(), SimpleNamespace(parameters=74)], ids=["around", "odd"])

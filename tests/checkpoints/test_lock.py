@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 
+import pytest
+
 from mps_trainer.checkpoints.output_folder import only_run_in
 from tests.conftest import refusal
 
@@ -51,4 +53,16 @@ def test_a_run_keeps_others_out_until_it_is_killed_though_its_worker_lives_on(tm
 
 def test_a_folder_that_cannot_be_written_to_has_no_lock(tmp_path):
     with only_run_in(str(tmp_path / "missing")):
+        pass
+
+
+def test_an_interrupt_while_a_run_ends_does_not_keep_the_folder(tmp_path, monkeypatch):
+    def interrupted(descriptor):
+        monkeypatch.undo()
+        os.close(descriptor)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), only_run_in(str(tmp_path)):
+        monkeypatch.setattr(os, "close", interrupted)
+    with only_run_in(str(tmp_path)):
         pass

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -192,6 +194,18 @@ def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, signum,
     mended = make_trainer({"train_dataset": Rows()}, **{**SAVING, "dataloader_num_workers": 0})
     begun = bool(os.listdir(mended.args.output_dir))
     assert mended.train(resume_from_checkpoint=begun or None).global_step == 5
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_a_worker_that_misses_what_a_cell_defines_is_explained(monkeypatch, in_notebook):
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", "train.py", raising=False)
+    if in_notebook:
+        monkeypatch.delattr(main, "__file__")
+    worker = SimpleNamespace(pid=7, exitcode=1)
+    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+    text = why_worker_died(error, SimpleNamespace(_workers=[worker]))
+    assert ("a notebook's function or class" in text) == in_notebook
 
 
 def test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained(make_trainer, monkeypatch):

@@ -60,6 +60,18 @@ def test_too_large_a_batch_is_to_be_made_smaller(small, ends):
     assert memory.optimizer == memory.gradients == 0
 
 
+@pytest.mark.parametrize("small", ["24MB"], indirect=True)
+@pytest.mark.parametrize("halves", [False, True], ids=["", "auto_find_batch_size"])
+def test_an_error_that_is_kept_does_not_keep_activations(small, ends, halves):
+    """A notebook keeps the traceback of the last error, and the next cell needs the memory."""
+    length, size = (4096, 1) if halves else (128, 64)
+    model = bert(hidden_size=256 if halves else 64, max_position_embeddings=4096)
+    error = ends(model, rows(length), per_device_train_batch_size=size, auto_find_batch_size=halves)
+    after = measure(torch.device("mps"), model, None)
+    assert error.memory.activations > 2**22 > after.activations
+    assert ("cannot split" in str(error)) == halves
+
+
 @pytest.mark.parametrize("small", ["6MB"], indirect=True)
 def test_remedies_that_are_in_use_are_not_named_again(small, ends):
     settings = {"auto_find_batch_size": True, "activation_checkpointing": True, "bf16": True}

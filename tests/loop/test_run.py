@@ -1,7 +1,9 @@
 """The training loop: what it computes, and what it tells."""
 
+import gc
 import json
 import time
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -29,6 +31,44 @@ def test_trainer_without_what_it_needs_is_refused(make_trainer):
     assert "requires either a `model` or" in refusal(make_trainer, {"model": None})
     assert "but not both" in refusal(make_trainer, {"model_init": lambda: None, "model": nn.Linear(1, 1)})
     assert "give the Trainer a train_dataset" in refusal(make_trainer({"train_dataset": None}).train)
+
+
+def test_a_run_goes_on_if_its_trainer_is_asked_to_train_once_more(make_trainer):
+    said = []
+    again = callback(on_step_end=lambda **_: said.append(refusal(trainer.train)))
+    trainer = make_trainer({"callbacks": [again]}, max_steps=2)
+    assert trainer.train().global_step == 2
+    assert [text.partition(",")[0] for text in said] == ["This Trainer is training already"] * 2
+
+
+def test_a_run_does_not_share_memory_with_a_deleted_trainer(make_trainer):
+    """A cell that makes model and Trainer runs twice."""
+    gc.disable()
+    try:
+        trainer = make_trainer(max_steps=1)
+        trainer.train()
+        model = weakref.ref(trainer.model)
+        trainer = make_trainer(max_steps=1)
+        trainer.train()
+        assert model() is None
+    finally:
+        gc.enable()
+
+
+def test_a_learning_rate_that_an_optimizer_does_not_learn_of_is_told(make_trainer, caplog):
+    trainer = make_trainer(max_steps=1, learning_rate=1e-3)
+    trainer.train()
+    trainer.train()
+    assert "has no effect" not in caplog.text
+    trainer.args.learning_rate = 0.5
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["initial_lr"] == 1e-3
+    assert "learning_rate=0.5 has no effect: " in caplog.text
+    caplog.clear()
+    trainer.optimizer = None
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.5
+    assert "has no effect" not in caplog.text
 
 
 def test_a_frozen_model_is_refused_unless_a_subclass_makes_the_optimizer(make_trainer, trained, make_model):
