@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import itertools
 import logging
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,7 +54,7 @@ from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import evaluate_dataset, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
-from .guards.memory import make_guard, release_buffers
+from .guards.memory import free_deleted, make_guard, release_buffers
 from .guards.memory_errors import PLACING, TRAINING, explained
 from .guards.supervised import SupervisedRun, supervised
 from .hub import card, upload
@@ -88,7 +86,6 @@ from .utils.overrides import Overrides, methods_of
 from .utils.terminal import lost_output_ignored
 
 logger = logging.getLogger(__name__)
-_alive: weakref.WeakValueDictionary[int, Trainer] = weakref.WeakValueDictionary()  # deleted ones too, see `train`
 
 
 class Trainer:
@@ -165,7 +162,6 @@ class Trainer:
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
-        _alive[id(self)] = self
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()
         trainer_setup.apply_arguments(args)
@@ -234,13 +230,8 @@ class Trainer:
             MisconfigurationException: if there is nothing to train on or the checkpoint does not fit.
         """
         refuse_in_starting_process()
-        if self.is_in_train:
-            raise MisconfigurationException(
-                "This Trainer is training already, in another thread or in the run that has called its callback. Wait "
-                "until that run has ended, or make another Trainer."
-            )
-        if len(_alive) > 1:  # a deleted Trainer, such as that of a notebook's cell that ran before, keeps its model
-            gc.collect()
+        trainer_checks.check_not_training(self.is_in_train)
+        free_deleted(self.args.device, self.model, self.optimizer)
         self._memory_tracker.start()
         self._mt_overrides = Overrides.of(self, _METHODS)
         if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):

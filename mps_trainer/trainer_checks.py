@@ -194,6 +194,14 @@ def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None
         )
 
 
+def check_not_training(is_in_train: bool) -> None:
+    if is_in_train:
+        raise MisconfigurationException(
+            "This Trainer is training already, in another thread or in the run that has called its callback. Wait "
+            "until that run has ended, or make another Trainer."
+        )
+
+
 def check_learning_rate(args: TrainingArguments, optimizer: Any, created_with: float | None) -> None:
     """Warns if the optimizer of an earlier run, which goes on, was created with another learning rate."""
     is_own = created_with is not None and getattr(optimizer, "defaults", {}).get("lr") == created_with

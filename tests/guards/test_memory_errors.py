@@ -1,5 +1,6 @@
 """Running out of memory ends in an error that says what held how much and what would help."""
 
+import gc
 import re
 
 import pytest
@@ -70,6 +71,21 @@ def test_an_error_that_is_kept_does_not_keep_activations(small, ends, halves):
     after = measure(torch.device("mps"), model, None)
     assert error.memory.activations > 2**22 > after.activations
     assert ("cannot split" in str(error)) == halves
+
+
+@pytest.mark.parametrize("small", ["64MB"], indirect=True)
+def test_a_run_does_not_share_memory_with_a_deleted_trainer(small, make_trainer):
+    """A notebook's cell that makes model and Trainer runs twice."""
+    gc.disable()
+    try:
+        for _ in range(2):
+            trainer = make_trainer(
+                {"model": bert(hidden_size=256), "train_dataset": rows()}, use_cpu=False, max_steps=1
+            )
+            trainer.train()
+            assert sum(type(each) is type(trainer.model) for each in gc.get_objects()) == 1
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("small", ["6MB"], indirect=True)

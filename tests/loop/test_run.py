@@ -1,9 +1,7 @@
 """The training loop: what it computes, and what it tells."""
 
-import gc
 import json
 import time
-import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -39,20 +37,6 @@ def test_a_run_goes_on_if_its_trainer_is_asked_to_train_once_more(make_trainer):
     trainer = make_trainer({"callbacks": [again]}, max_steps=2)
     assert trainer.train().global_step == 2
     assert [text.partition(",")[0] for text in said] == ["This Trainer is training already"] * 2
-
-
-def test_a_run_does_not_share_memory_with_a_deleted_trainer(make_trainer):
-    """A cell that makes model and Trainer runs twice."""
-    gc.disable()
-    try:
-        trainer = make_trainer(max_steps=1)
-        trainer.train()
-        model = weakref.ref(trainer.model)
-        trainer = make_trainer(max_steps=1)
-        trainer.train()
-        assert model() is None
-    finally:
-        gc.enable()
 
 
 def test_a_learning_rate_that_an_optimizer_does_not_learn_of_is_told(make_trainer, caplog):
