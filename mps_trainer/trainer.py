@@ -885,6 +885,26 @@ class Trainer:
             self._save_checkpoint(model, trial)
             self._mt_checkpoints.fire_on_save()
 
+    @property
+    def _globalstep_last_logged(self) -> int:
+        """The step of the last log. Overrides of `_maybe_log_save_evaluate` that log by themselves read and set it."""
+        return 0 if self._mt_run is None else self._mt_run.meter.last_read_step
+
+    @_globalstep_last_logged.setter
+    def _globalstep_last_logged(self, step: int) -> None:
+        if self._mt_run is not None:
+            self._mt_run.meter.mark_read(step)
+
+    @property
+    def _total_loss_scalar(self) -> float:
+        """The sum of the losses that were logged, to which such an override adds."""
+        return 0.0 if self._mt_run is None else self._mt_run.meter.total
+
+    @_total_loss_scalar.setter
+    def _total_loss_scalar(self, total: float) -> None:
+        if self._mt_run is not None:
+            self._mt_run.meter.total = total
+
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
@@ -940,6 +960,13 @@ class Trainer:
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Loads a checkpoint's weights, or PEFT adapters, into `model`, by default the Trainer's."""
         loading.load_weights(self.model if model is None else model, resume_from_checkpoint)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warns of keys that are missing or unexpected. A subclass that loads weights itself calls it."""
+        left_out = set(getattr(self.model, "_keys_to_ignore_on_save", None) or [])
+        for kind, keys in (("missing", load_result.missing_keys), ("unexpected", load_result.unexpected_keys)):
+            if keys := sorted(set(keys) - left_out):
+                logger.warning("There were %s keys in the checkpoint model loaded: %s.", kind, keys)
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""

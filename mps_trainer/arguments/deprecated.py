@@ -148,13 +148,17 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
         name = args.hub_model_id or os.path.basename(os.path.normpath(args.output_dir))
         args.hub_model_id = f"{args.push_to_hub_organization}/{name.rpartition('/')[2]}"
         args.push_to_hub_organization = None
-    if args.warmup_ratio is not None:
+    default = defaults["warmup_ratio"]
+    spent = None if default is None else 0.0  # a library with a field of this name has numbers in it
+    if args.warmup_ratio not in (None, spent):
         if not 0 <= args.warmup_ratio <= 1:
             raise refuse("warmup_ratio", args.warmup_ratio, "between 0 and 1")
-        _warn(args, declared["warmup_ratio"])
-        if 0 <= args.warmup_steps < 1:  # a number of steps takes precedence over the ratio
+        is_given = args.warmup_ratio != default
+        if is_given:
+            _warn(args, declared["warmup_ratio"])
+        if args.warmup_steps == 0 or (is_given and 0 < args.warmup_steps < 1):  # a number of steps takes precedence
             args.warmup_steps = min(args.warmup_ratio, math.nextafter(1.0, 0.0))  # 1 would be one step
-        args.warmup_ratio = None
+        args.warmup_ratio = spent
     if args.logging_dir is not None:
         _warn(args, declared["logging_dir"])
 

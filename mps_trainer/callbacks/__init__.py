@@ -20,16 +20,29 @@ def all_callbacks(
     args: TrainingArguments, trainer: Any, given: list[TrainerCallback | type[TrainerCallback]]
 ) -> list[TrainerCallback | type[TrainerCallback]]:
     """Returns the callbacks of `trainer` in the order in which they are called: `given` ones before the display."""
-    display: type[TrainerCallback] = PrinterCallback if args.disable_tqdm else ProgressCallback
-    if is_in_notebook() and not args.disable_tqdm and args.process_index == 0:  # it would show a bar for each process
-        from .notebook import NotebookProgressCallback as display  # imports IPython
+    flow, display = _replaced_by_library(args)
+    if display is None:
+        display = PrinterCallback if args.disable_tqdm else ProgressCallback
+        # it would show a bar for each process
+        if is_in_notebook() and not args.disable_tqdm and args.process_index == 0:
+            from .notebook import NotebookProgressCallback as display  # imports IPython
     jit = []
     if args.enable_jit_checkpoint:
         from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
         jit = [JITCheckpointCallback()]
         jit[0].set_trainer(trainer)
-    return [DefaultFlowCallback, *_trackers(args), *jit, *given, display]
+    return [*flow, *_trackers(args), *jit, *given, display]
+
+
+def _replaced_by_library(args: TrainingArguments) -> tuple[list[Any], type[TrainerCallback] | None]:
+    """Returns the default callbacks and the display that a library, such as ms-swift, put into transformers."""
+    if not args._stands_in:
+        return [DefaultFlowCallback], None
+    from transformers import trainer
+
+    display = trainer.PrinterCallback if args.disable_tqdm else trainer.DEFAULT_PROGRESS_CALLBACK
+    return trainer.DEFAULT_CALLBACKS, None if display.__module__.startswith("transformers.") else display
 
 
 def _trackers(args: TrainingArguments) -> list[TrainerCallback]:

@@ -89,6 +89,9 @@ class ProgressCallback(Display, TransformersProgressCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.training_bar is None or not logs:
             return
+        if not isinstance(self.training_bar, Bar):  # a subclass has a bar of its own, as it may with transformers
+            super().on_log(args, state, control, logs, **kwargs)
+            return
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
         if "loss" in logs:
             shown = [text.format(numbers[name]) for name, text in _SHOWN.items() if name in numbers]
@@ -140,7 +143,7 @@ class ProgressCallback(Display, TransformersProgressCallback):
 
     def _note_pause(self, control: Any) -> None:
         self._paused_at = None
-        if self.training_bar is not None and (control.should_evaluate or control.should_save):
+        if isinstance(self.training_bar, Bar) and (control.should_evaluate or control.should_save):
             self._paused_at = time.perf_counter()
             self.training_bar.refresh()  # it stands still until that is done
 

@@ -103,9 +103,13 @@ class LossMeter:
         steps = max(step - self.last_read_step, 1)
         loss_sum = self.processes.sum([float(self._sum)])[0] / self.processes.size
         self.total += loss_sum
+        self.mark_read(step)
+        return loss_sum / steps, norm
+
+    def mark_read(self, step: int) -> None:
+        """Leaves the losses up to `step` out of the next reading."""
         self._sum = np.float32(0.0)
         self.last_read_step = step
-        return loss_sum / steps, norm
 
     def mean(self, step: int) -> float:
         """Returns the mean loss of all steps up to `step`."""

@@ -103,6 +103,25 @@ def test_a_number_goes_before_a_ratio_and_an_old_name_before_the_default_of_a_su
     assert WithOptimizer(adafactor=True).optim == "adafactor"
 
 
+@pytest.mark.parametrize(
+    ("default", "given", "steps"),
+    [
+        (0.0, {}, 0),
+        (0.0, {"warmup_steps": 0.2}, 0.2),
+        (0.0, {"warmup_ratio": 0.1}, 0.1),
+        (0.1, {}, 0.1),
+        (0.1, {"warmup_steps": 0.2}, 0.2),
+        (0.1, {"warmup_ratio": 0}, 0),
+    ],
+)
+def test_a_ratio_that_a_subclass_declares_as_a_number_stays_one(caught, default, given, steps):
+    fields = [("warmup_ratio", float, default)]
+    args = dataclasses.make_dataclass("Own", fields, bases=(TrainingArguments,))(**given)
+    for each in (args, dataclasses.replace(args, warmup_ratio=args.warmup_ratio)):
+        assert (each.warmup_steps, each.warmup_ratio) == (steps, 0.0)
+    assert len(future_warnings(caught)) == (given.get("warmup_ratio", 0) > 0)
+
+
 def line_after(frame) -> int:
     return frame.f_lineno + 1
 

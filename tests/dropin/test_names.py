@@ -53,7 +53,6 @@ NO_COUNTERPART = {
     "_build_accelerator_args",
     "_defer_fsdp_gradient_reduction",
     "_has_mixed_mesh_grads",
-    "_issue_warnings_after_load",
     "_mixed_mesh_grad_norm",
     "_prepare_context_parallel_inputs",
     "_sync_replicated_trainable_parameters",

@@ -9,11 +9,12 @@ import torch
 import transformers
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
+from tqdm import tqdm
 
 import mps_trainer
 from tests.conftest import refusal
 
-from .conftest import bert_classifier
+from .conftest import bert_classifier, sentences
 
 PLACES = {
     "transformers": ["Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments"],
@@ -54,6 +55,41 @@ def test_progress_callback_is_replaced_too(replaced, tmp_path):
     assert trainer.callback_handler.callbacks[-1].__class__ is ProgressCallback is transformers.ProgressCallback
     replaced.undo()
     assert transformers.ProgressCallback.__module__ == "transformers.trainer_callback"
+
+
+def test_callbacks_that_a_library_put_into_transformers_are_used(replaced, tmp_path, monkeypatch):
+    """ms-swift replaces them, to evaluate and save after the last step and to log to a file."""
+
+    class Flow(transformers.DefaultFlowCallback):
+        pass
+
+    class Bar(transformers.ProgressCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.training_bar = tqdm(total=state.max_steps)
+            self.current_step = 0
+
+    class Printer(transformers.PrinterCallback):
+        pass
+
+    def trainer(disable_tqdm):
+        settings = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "save_strategy": "steps"}
+        args = transformers.TrainingArguments(str(tmp_path), **QUIET, **settings, disable_tqdm=disable_tqdm)
+        return transformers.Trainer(bert_classifier(), args, train_dataset=sentences(), eval_dataset=sentences(8))
+
+    def kinds(trainer):
+        return [callback.__class__ for callback in trainer.callback_handler.callbacks]
+
+    own = {"DEFAULT_CALLBACKS": [Flow], "DEFAULT_PROGRESS_CALLBACK": Bar, "PrinterCallback": Printer}
+    for name, kind in own.items():
+        monkeypatch.setattr(f"transformers.trainer.{name}", kind)
+    assert {Flow, Printer} <= set(kinds(trainer(disable_tqdm=True)))
+    made = trainer(disable_tqdm=False)
+    assert {Flow, Bar} <= set(kinds(made))
+    made.train()
+    assert len(made.state.log_history) == 5
+    replaced.undo()
+    ours = mps_trainer.Trainer(bert_classifier(), mps_trainer.TrainingArguments(str(tmp_path), **QUIET))
+    assert not {Flow, Bar, Printer} & set(kinds(ours))
 
 
 def test_replacing_prints_one_line_once(replaced, capsys):

@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import metrics_format
 from mps_trainer import Trainer, trainer_checks
 
 from ..conftest import Stream, callback, refusal
-from .conftest import bert_classifier, gpt2, sentences, texts
+from .conftest import assert_same, bert_classifier, gpt2, sentences, texts
 
 HOOKS = [
     "get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "create_optimizer", "create_scheduler",
@@ -221,6 +221,47 @@ def test_subclass_changes_number_of_steps_and_final_metrics(assert_same_runs):
         return seen, output.global_step, len(trainer.state.log_history)
 
     assert_same_runs(run)
+
+
+def test_override_that_logs_by_itself_resumes_with_the_same_logs(assert_same_runs):
+    """ms-swift and TRL's OnlineDPOTrainer copy this part of transformers' method."""
+
+    def run(library):
+        class Logs(library.module.Trainer):
+            def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs):
+                if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+                    self.control.should_log = False
+                    total = tr_loss.item()
+                    tr_loss -= tr_loss
+                    steps = self.state.global_step - self._globalstep_last_logged
+                    self._total_loss_scalar += total
+                    self._globalstep_last_logged = self.state.global_step
+                    self.store_flos()
+                    self.log({"loss": total / steps, "own": steps})
+                return super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+        settings = {"kind": Logs, "max_steps": 5, "logging_steps": 2, "save_strategy": "steps", "save_steps": 3}
+        whole = library.trained(**settings)
+        resumed = library.trained(**settings, resume=library.folder / "checkpoint-3")
+        if library.is_ours:
+            assert_same(resumed.state.log_history, whole.state.log_history, resumed=True)
+        return whole
+
+    assert len(assert_same_runs(run).state.log_history) == 3
+
+
+def test_subclass_that_loads_weights_itself_is_warned_of_other_keys(make_trainer, caplog):
+    trainer = make_trainer()
+    weights = trainer.model.state_dict()
+    left_out = weights.popitem()[0]
+    trainer._issue_warnings_after_load(trainer.model.load_state_dict({**weights, "new": torch.ones(1)}, strict=False))
+    missing, unexpected = caplog.messages
+    assert f"missing keys in the checkpoint model loaded: ['{left_out}']" in missing
+    assert "unexpected keys in the checkpoint model loaded: ['new']" in unexpected
+    caplog.clear()
+    trainer.model._keys_to_ignore_on_save = [left_out]
+    trainer._issue_warnings_after_load(trainer.model.load_state_dict(weights, strict=False))
+    assert caplog.messages == []
 
 
 def test_metrics_format_and_parallel_sizes_are_those_of_transformers(both):
