@@ -112,6 +112,9 @@ class Trainer:
         MisconfigurationException: for arguments that contradict each other or that the device cannot do.
     """
 
+    callback_handler: CallbackHandler  # transformers' handler, which calls the callbacks
+    control: TrainerControl  # the requests of the callbacks
+    state: TrainerState
     model_wrapped: nn.Module  # compiled, if the arguments ask for it; otherwise the model
     # transformers' Trainer has these, and libraries ask; the arguments that would set them are refused
     is_deepspeed_enabled = is_fsdp_xla_enabled = False
@@ -394,16 +397,10 @@ class Trainer:
         return plan.epochs, plan.updates_per_epoch, examples, samples, update_size, batches, plan.max_steps
 
     def get_tp_size(self) -> int:
-        """Returns the tensor parallel size: 1, because layers are not split."""
+        """Returns 1: neither layers nor contexts nor sequences are split among processes."""
         return 1
 
-    def get_cp_size(self) -> int:
-        """Returns the context parallel size: 1, because contexts are not split."""
-        return 1
-
-    def get_sp_size(self) -> int:
-        """Returns the sequence parallel size: 1, because sequences are not split."""
-        return 1
+    get_cp_size = get_sp_size = get_tp_size
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Returns a batch on the device.
@@ -963,10 +960,7 @@ class Trainer:
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of keys that are missing or unexpected. A subclass that loads weights itself calls it."""
-        left_out = set(getattr(self.model, "_keys_to_ignore_on_save", None) or [])
-        for kind, keys in (("missing", load_result.missing_keys), ("unexpected", load_result.unexpected_keys)):
-            if keys := sorted(set(keys) - left_out):
-                logger.warning("There were %s keys in the checkpoint model loaded: %s.", kind, keys)
+        loading.warn_of_keys(self.model, load_result)
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
@@ -1015,7 +1009,7 @@ class Trainer:
         """Restores the callbacks from `state.stateful_callbacks`, if the arguments ask for it or after a restart."""
         is_restarted = self._mt_supervised is not None and self._mt_supervised.is_restarted
         if self.args.restore_callback_states_from_checkpoint or is_restarted:
-            load_callbacks(self._mt_events)
+            load_callbacks(self)
 
     def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
         """Removes an overwritten run's checkpoints, now that there is one of this run, and those beyond the limit.
@@ -1197,33 +1191,6 @@ class Trainer:
     @functools.cached_property
     def _mt_events(self) -> Events:
         return Events(self)
-
-    @property
-    def callback_handler(self) -> CallbackHandler:
-        """transformers' handler, which calls the callbacks."""
-        return self._mt_events.handler
-
-    @callback_handler.setter
-    def callback_handler(self, handler: CallbackHandler) -> None:
-        self._mt_events.handler = handler
-
-    @property
-    def state(self) -> TrainerState:
-        """The state of the run: transformers' `TrainerState`."""
-        return self._mt_events.state
-
-    @state.setter
-    def state(self, state: TrainerState) -> None:
-        self._mt_events.state = state
-
-    @property
-    def control(self) -> TrainerControl:
-        """The requests of the callbacks: transformers' `TrainerControl`."""
-        return self._mt_events.control
-
-    @control.setter
-    def control(self, control: TrainerControl) -> None:
-        self._mt_events.control = control
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Adds a callback, or one of the class, after the others."""

@@ -43,25 +43,20 @@ class ReportingHandler(CallbackHandler):
                 method(args=args, state=state, **given, **details)
 
 
-class HasArguments(Protocol):
-    """A Trainer, for its arguments."""
+class FiringTrainer(Protocol):
+    """Names what callbacks get of a Trainer."""
 
     args: Any
+    state: TrainerState
+    control: TrainerControl
+    callback_handler: CallbackHandler
 
 
 class Events:
-    """Fires events at the callbacks of a handler, and holds what they get: arguments, state and control.
+    """Fires events at the callbacks of a Trainer."""
 
-    Args:
-        trainer: has the arguments, `args`, and may get others.
-    """
-
-    handler: CallbackHandler
-
-    def __init__(self, trainer: HasArguments) -> None:
-        self._trainer = trainer
-        self.control = TrainerControl()
-        self.state = TrainerState()
+    def __init__(self, trainer: FiringTrainer) -> None:
+        self.trainer = trainer
 
     def fire(self, event: str, *, since: Any = None, **details: Any) -> None:
         """Calls the method for `event` of each callback.
@@ -69,34 +64,40 @@ class Events:
         Args:
             since: the callback to begin with, where those before it were called; for an event that `covers`.
         """
-        given = self._trainer.args, self.state, self.control
+        trainer = self.trainer
+        given = trainer.args, trainer.state, trainer.control
         try:
             if event == CHECKPOINT_COMPLETE or (event in _OF_STEPS and self.covers(event)):
-                self.control = tell(self.handler, event, *given, since, **details)
+                trainer.control = tell(trainer.callback_handler, event, *given, since, **details)
             else:
-                self.control = getattr(self.handler, event)(*given, **details)
+                trainer.control = getattr(trainer.callback_handler, event)(*given, **details)
         except Exception as error:
-            explain_callback(error, event, self.state.global_step)
+            explain_callback(error, event, trainer.state.global_step)
             raise
 
     @property
     def report(self) -> RunReport | None:
         """Returns the report of the run, or None if there is none or the user replaced the handler."""
-        return getattr(self.handler, "report", None)
+        return getattr(self.trainer.callback_handler, "report", None)
 
     def note(self, kind: str, text: str = "", took: float = 0.0) -> None:
         """Adds an event that no callback sees, and that `took` seconds, to the time line of the report."""
         if self.report is not None:
-            self.report.note(kind, self.state.global_step, text, took)
+            self.report.note(kind, self.trainer.state.global_step, text, took)
 
     def stateful_callbacks(self) -> dict[str, Any]:
         """Returns the states of the callbacks and the control for a checkpoint, by class name."""
-        stateful = [part for part in (*self.handler.callbacks, self.control) if isinstance(part, ExportableState)]
+        stateful = [
+            part
+            for part in (*self.trainer.callback_handler.callbacks, self.trainer.control)
+            if isinstance(part, ExportableState)
+        ]
         return TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
     def covers(self, event: str) -> bool:
         """Returns True if nothing but the callbacks hears of `event`: the handler has no code of the user's."""
-        own, is_plain = vars(self.handler), type(self.handler) in (CallbackHandler, ReportingHandler)
+        handler = self.trainer.callback_handler
+        own, is_plain = vars(handler), type(handler) in (CallbackHandler, ReportingHandler)
         return is_plain and "call_event" not in own and event not in own
 
     def has_listener(self, event: str) -> bool:
@@ -105,7 +106,7 @@ class Events:
         The display, for one, neither reads the files of a checkpoint nor gradients.
         """
         nothing = getattr(TrainerCallback, event, None)
-        for callback in self.handler.callbacks:
+        for callback in self.trainer.callback_handler.callbacks:
             method = getattr(callback, event, None)
             function = getattr(method, "__func__", method)
             is_own = (getattr(function, "__module__", None) or "").startswith("mps_trainer.")

@@ -121,7 +121,7 @@ class Checkpoints:
         """Calls on_save, unless the save failed. A callback may add or change files of the checkpoint."""
         trainer, events = self._trainer, self._trainer._mt_events
         if self.unsaved is not None:
-            events.control.should_save = False
+            trainer.control.should_save = False
             return
         events.note("checkpoint")
         events.fire("on_save")

@@ -68,6 +68,14 @@ def load_weights(model: nn.Module, folder: str) -> None:
         )
 
 
+def warn_of_keys(model: nn.Module, load_result: Any) -> None:
+    """Warns of keys that `load_state_dict` found missing or unexpected."""
+    left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or [])
+    for kind, keys in (("missing", load_result.missing_keys), ("unexpected", load_result.unexpected_keys)):
+        if keys := sorted(set(keys) - left_out):
+            logger.warning("There were %s keys in the checkpoint model loaded: %s.", kind, keys)
+
+
 def _read_weights(folder: str) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for name in weight_files(folder) or [WEIGHTS]:

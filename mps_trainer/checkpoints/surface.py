@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from torch import nn
-from transformers.trainer_callback import TrainerState
+from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ..distributed import Processes
 from ..model.precision import MixedPrecision
@@ -36,14 +36,14 @@ class SavingTrainer(Protocol):
     lr_scheduler: Any
     processing_class: Any
     data_collator: Any
+    state: TrainerState
+    control: TrainerControl
     _mt_overrides: Overrides
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any  # the run under way, None for a checkpoint that is saved by hand
     _mt_supervised: Any  # the run under way as its supervisor knows it, None without one
 
-    @property
-    def state(self) -> TrainerState: ...
     @property
     def _mt_events(self) -> Any: ...  # callbacks' Events
     @property

@@ -32,7 +32,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
             if is_gpu_fault(error):
                 explain(error, EXPLANATION)
             run.batch_source.close()
-        close_display(events.handler.callbacks)
+        close_display(trainer.callback_handler.callbacks)
         if not isinstance(error, KeyboardInterrupt):  # an interrupt must not wait
             with contextlib.suppress(Exception):
                 trainer._mt_checkpoints.wait()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers.trainer_callback import CallbackHandler, TrainerControl
+from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import TrainOutput
 
 from ..callbacks.events import Events
@@ -26,6 +26,7 @@ class TrainerSurface(SavingTrainer, Protocol):
     """Names what the loop needs of a Trainer beside what checkpoints need, in transformers' names."""
 
     model_wrapped: nn.Module
+    callback_handler: CallbackHandler
     current_flos: float
     current_gradient_accumulation_steps: int
     hp_search_backend: Any
@@ -40,10 +41,6 @@ class TrainerSurface(SavingTrainer, Protocol):
     _mt_checkpoints: Checkpoints
     _mt_tokens_before: int
 
-    @property
-    def control(self) -> TrainerControl: ...
-    @property
-    def callback_handler(self) -> CallbackHandler: ...
     @property
     def _mt_events(self) -> Events: ...
 

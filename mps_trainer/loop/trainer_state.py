@@ -10,7 +10,7 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 from transformers.trainer_utils import compare_trainer_and_checkpoint_args
 
-from ..callbacks.events import Events
+from ..callbacks.events import Events, FiringTrainer
 from ..checkpoints.files import damaged
 from ..checkpoints.loading import read_state
 from ..checkpoints.manifest import STATE
@@ -42,22 +42,21 @@ def init_state(
         splits_batches: True if the run may resume with another batch size by itself.
         settings: more fields of the state, which a checkpoint does not decide.
     """
-    events = trainer._mt_events
-    events.state = new_state(events)
+    trainer.state = new_state(trainer._mt_events)
     if resume_from is not None:
         _load_state(trainer, resume_from, splits_batches)
     for name, value in {"max_steps": max_steps, **settings}.items():
-        setattr(events.state, name, value)
-    events.state.compute_steps(trainer.args, max_steps)
+        setattr(trainer.state, name, value)
+    trainer.state.compute_steps(trainer.args, max_steps)
 
 
 def _load_state(trainer: TrainerSurface, folder: str, splits_batches: bool) -> None:
     """Loads the state of a checkpoint, and warns about changed arguments and missing callbacks."""
-    saved, events = read_state(folder), trainer._mt_events
+    saved = read_state(folder)
     fields = {field.name for field in dataclasses.fields(TrainerState)}
     known = {name: value for name, value in saved.items() if name in fields}
     callbacks = known.pop("stateful_callbacks", None) or {}
-    state = events.state = TrainerState(**{**known, "stateful_callbacks": None})
+    state = trainer.state = TrainerState(**{**known, "stateful_callbacks": None})
     _find_best_checkpoint(state, folder)
     if state.train_batch_size is not None and not splits_batches:
         compare_trainer_and_checkpoint_args(trainer.args, state)
@@ -66,7 +65,7 @@ def _load_state(trainer: TrainerSurface, folder: str, splits_batches: bool) -> N
         trainer._load_callback_state()
     except CallbackStateError as error:
         raise damaged(os.path.join(folder, STATE), error) from error.__cause__
-    events.state.stateful_callbacks = events.stateful_callbacks()
+    trainer.state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
 
 
 def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
@@ -85,14 +84,14 @@ def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
         state.best_metric = state.best_global_step = None
 
 
-def load_callbacks(events: Events) -> None:
+def load_callbacks(trainer: FiringTrainer) -> None:
     """Restores the callbacks from `stateful_callbacks` of the run's state.
 
     Raises:
         CallbackStateError: for a state that a callback does not take.
     """
-    present = [*events.handler.callbacks, events.control]
-    for name, saved in events.state.stateful_callbacks.items():
+    present = [*trainer.callback_handler.callbacks, trainer.control]
+    for name, saved in trainer.state.stateful_callbacks.items():
         same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
         if not same:
             of_transformers.warning(
@@ -106,12 +105,12 @@ def load_callbacks(events: Events) -> None:
             except Exception as error:
                 raise CallbackStateError(f"{name} cannot load its state: {error}") from error
             vars(again).update(entry.get("attributes", {}))
-            _replace(events, part, again)
+            _replace(trainer, part, again)
 
 
-def _replace(events: Events, old: Any, new: Any) -> None:
+def _replace(trainer: FiringTrainer, old: Any, new: Any) -> None:
     if isinstance(old, TrainerControl):
-        events.control = new
+        trainer.control = new
     else:
-        events.handler.callbacks.remove(old)
-        events.handler.callbacks.append(new)  # the last to be called from here on, as in transformers
+        trainer.callback_handler.callbacks.remove(old)
+        trainer.callback_handler.callbacks.append(new)  # the last to be called from here on, as in transformers

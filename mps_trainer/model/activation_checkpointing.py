@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.text import shown
+
+logger = logging.getLogger(__name__)
 
 
 def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -> None:
@@ -32,19 +35,34 @@ def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -
             f"activation_checkpointing=True, but {type(model).__name__} has no gradient_checkpointing_enable(). "
             "Leave it out, or use torch.utils.checkpoint in the model's forward()."
         )
+    asked: Any = args.activation_checkpointing_kwargs
+    given = dict(asked or {})
+    of_layers: dict[str, Any] = {}
     if str(enable.__module__).startswith("transformers."):  # a model of one's own may take other keys
-        _check_keywords(args.activation_checkpointing_kwargs or {})
-    enable(checkpoint_settings(args.activation_checkpointing_kwargs, args.device))
+        names = {"every_n_layers", "offload"} & inspect.signature(enable).parameters.keys() & given.keys()
+        of_layers = {name: given.pop(name) for name in names}
+        _check_keywords(given, of_layers)
+    if of_layers.get("offload") and args.device.type in ("cpu", "mps"):
+        logger.warning(
+            "offload in activation_checkpointing_kwargs has no effect: %s has no memory apart from the host's.",
+            args.device.type,
+        )
+        del of_layers["offload"]
+    enable(checkpoint_settings(given, args.device), **of_layers)
 
 
-def _check_keywords(given: Any) -> None:
-    """Raises MisconfigurationException for arguments that torch.utils.checkpoint does not take.
+def _check_keywords(given: dict[str, Any], of_layers: dict[str, Any]) -> None:
+    """Raises MisconfigurationException for arguments that torch.utils.checkpoint or transformers does not take.
 
     torch would pass an unknown one on to the layer, which raises in the middle of the first step.
     """
     accepted = [*inspect.signature(checkpoint).parameters, "preserve_rng_state"]  # torch takes it out of its kwargs
     accepted = [name for name in accepted if name not in ("function", "args", "kwargs")]
-    problem = None
+    problem, layers, offload = None, of_layers.get("every_n_layers", 1), of_layers.get("offload", False)
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+        problem = f"every_n_layers={shown(layers)}, which must be a whole number from 1 on."
+    if not isinstance(offload, bool):
+        problem = f"offload={shown(offload)}, which must be true or false."
     for name, value in given.items():
         if name not in accepted:
             problem = f"{shown(name)}, which torch.utils.checkpoint does not take. It takes {', '.join(accepted)}."

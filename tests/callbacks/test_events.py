@@ -26,12 +26,12 @@ def test_callbacks_are_called_in_order_and_pass_the_control_on_also_to_one_that_
 
     class Adds(TrainerCallback):
         def on_checkpoint_complete(self, *args, **kwargs):
-            events.handler.add_callback(Completes(said))
+            trainer.callback_handler.add_callback(Completes(said))
 
-    events = Events(SimpleNamespace(args=None))
-    events.handler = CallbackHandler([Completes(said, other), Adds()], "model", "tokenizer", "optimizer", "schedule")
-    events.fire("on_checkpoint_complete", checkpoint="run/c-2")
-    assert events.control is said[1][0] is other
+    handler = CallbackHandler([Completes(said, other), Adds()], "model", "tokenizer", "optimizer", "schedule")
+    trainer = SimpleNamespace(args=None, state=None, control=None, callback_handler=handler)
+    Events(trainer).fire("on_checkpoint_complete", checkpoint="run/c-2")
+    assert trainer.control is said[1][0] is other
     names = {"model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}
     assert said[0][1].keys() == names | {"checkpoint"}
     assert (said[0][1]["optimizer"], said[0][1]["checkpoint"]) == ("optimizer", "run/c-2")

@@ -60,7 +60,10 @@ def test_flag_autocasts_the_model_and_not_the_loss_in_training_and_evaluation(ma
 @pytest.fixture
 def checkpointing(make_trainer):
     def make(given):
-        trainer = {"model": tiny("BertForSequenceClassification"), "train_dataset": [{"input_ids": [1], "labels": 0}]}
+        trainer = {
+            "model": tiny("BertForSequenceClassification", num_hidden_layers=2),
+            "train_dataset": [{"input_ids": [1], "labels": 0}],
+        }
         return make_trainer(trainer, max_steps=1, gradient_checkpointing=True, gradient_checkpointing_kwargs=given)
 
     return make
@@ -83,6 +86,8 @@ def test_reentrant_checkpointing_on_mps_warns_of_wrong_gradients(checkpointing, 
         ({"use_reentrant": False, "determinism_check": "all"}, "refuses: determinism_check should be"),
         ({"use_reentrant": False, "context_fn": "f"}, "refuses: 'str' object is not callable"),
         ({"debug": True}, "only supported when use_reentrant=False"),
+        ({"every_n_layers": 0}, "has every_n_layers=0, which"),
+        ({"offload": 1}, "has offload=1, which"),
     ],
 )
 def test_what_torch_does_not_take_of_checkpointing_is_refused_before_a_step(checkpointing, given, says):
@@ -91,6 +96,13 @@ def test_what_torch_does_not_take_of_checkpointing_is_refused_before_a_step(chec
     assert trainer.state.global_step == 0
     trainer.model = Classifier()
     assert "Classifier has no gradient_checkpointing_enable" in refusal(trainer.train)
+
+
+def test_some_layers_are_recomputed_and_a_mac_has_no_place_to_move_activations_to(checkpointing, caplog):
+    trainer = checkpointing({"every_n_layers": 2, "offload": True})
+    trainer.train()
+    assert [layer.gradient_checkpointing for layer in trainer.model.bert.encoder.layer] == [True, False]
+    assert "offload in activation_checkpointing_kwargs has no effect" in caplog.text
 
 
 @pytest.mark.parametrize(("optim", "moves"), [("sgd", False), ("adamw_torch", False), ("adamw_torch_fused", True)])
