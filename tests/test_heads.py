@@ -246,10 +246,7 @@ HEADS: dict[str, Callable[[], tuple[nn.Module, Row]]] = {
         speech(mask_time_indices=torch.arange(20) % 2 == 0, sampled_negative_indices=torch.randint(0, 20, (20, 3))),
     ),
     "SpeechSeq2Seq": lambda: (whisper(), {"input_features": torch.randn(8, 16), "labels": words()}),
-    "TextToSpectrogram": lambda: (
-        speecht5(),
-        text(labels=torch.randn(6, 8), speaker_embeddings=torch.randn(8)),
-    ),
+    "TextToSpectrogram": lambda: (speecht5(), text(labels=torch.randn(6, 8), speaker_embeddings=torch.randn(8))),
     "TextToSpectrogram with durations": lambda: (
         fastspeech2(),
         text(

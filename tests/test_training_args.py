@@ -128,10 +128,7 @@ def test_main_process_first_is_nothing_in_one_process(on_machine):
 
 @pytest.mark.parametrize("kind", [TrainingArguments, Extended])
 @pytest.mark.parametrize("decided", [False, True])
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.copy, copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args))],
-)
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args))])
 def test_the_arguments_can_be_copied_before_and_after_the_device_is_known(kind, decided, duplicate):
     args = kind("run", use_cpu=True, lr_scheduler_kwargs={"num_cycles": 2}, eval_strategy="epoch", label_names=["y"])
     if decided:

@@ -107,7 +107,6 @@ def test_a_number_goes_before_a_ratio_and_an_old_name_before_the_default_of_a_su
     ("default", "given", "steps"),
     [
         (0.0, {}, 0),
-        (0.0, {"warmup_steps": 0.2}, 0.2),
         (0.0, {"warmup_ratio": 0.1}, 0.1),
         (0.1, {}, 0.1),
         (0.1, {"warmup_steps": 0.2}, 0.2),

@@ -38,13 +38,8 @@ def sentences(count: int) -> list[dict]:
     ],
 )
 def test_a_bert_is_ready(make_trainer, settings):
-    data = {
-        "model": tiny(BERT),
-        "train_dataset": sentences(48),
-        "eval_dataset": sentences(8),
-        "compute_metrics": accuracy,
-    }
-    report = trace_step(make_trainer(trainer=data, **settings))
+    data = {"train_dataset": sentences(48), "eval_dataset": sentences(8), "compute_metrics": accuracy}
+    report = trace_step(make_trainer(trainer={"model": tiny(BERT), **data}, **settings))
     assert report.ready, report
     assert bad(report) == set()
     assert report.blocking_reads == []  # transformers' own Trainer waits for the mask: test_reads finds its line

@@ -34,10 +34,8 @@ def test_any_listed_file_that_differs_is_named(make_checkpoint, name, found_whol
     data = bytearray((folder / name).read_bytes())
     data[len(data) // 2] ^= 1
     (folder / name).write_bytes(data)
-    assert (
-        manifest.fault(str(folder))
-        == f"{name} is not what was saved: its checksum differs from the one in manifest.json"
-    )
+    differs = f"{name} is not what was saved: its checksum differs from the one in manifest.json"
+    assert manifest.fault(str(folder)) == differs
     (folder / name).write_bytes(data[:-1])
     assert manifest.fault(str(folder)) == f"{name} has {len(data) - 1:,} bytes instead of {len(data):,}"
     (folder / name).unlink()

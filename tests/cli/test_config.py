@@ -66,11 +66,9 @@ def test_without_a_home_folder_there_is_no_file_and_config_asks_for_one(homeless
     assert cli.main(["config", "show"]) == 0
     assert capsys.readouterr().out.startswith("No settings file, so these are the defaults:\n")
     assert cli.main(["config", "--default"]) == 2
-    assert capsys.readouterr().err == (
-        "mps-trainer: error: There is no folder for the settings file: HOME is not set, and this user has no home "
-        "folder. "
-        "Name a file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`.\n"
-    )
+    said = capsys.readouterr().err
+    assert said.startswith("mps-trainer: error: There is no folder for the settings file: HOME is not set, and ")
+    assert "Name a file: `mps-trainer config --config_file FILE`" in said
     assert list(tmp_path.iterdir()) == []
     assert cli.main(["config", "--default", "--config_file", "own.yaml"]) == 0
     assert load(tmp_path / "own.yaml").settings == DEFAULTS_WRITTEN

@@ -104,7 +104,6 @@ complete_line mps-trainer launch --mixed_precision b
 complete_line mps-trainer launch --cpu tr
 complete_line mps-trainer launch train.py --data_file da
 complete_line mps-trainer config --config_file da
-complete_line mps-trainer config s
 complete_line mps-trainer example te
 complete_line mps-trainer example notebooks in
 complete_line mps-trainer --print-completion ''
@@ -127,7 +126,6 @@ def test_bash_completes_commands_flags_values_and_files(tmp_path, printed):
         "train.py",
         "data.csv",
         "data.csv",
-        "show",
         "text-classification",
         "into",
         "bash zsh",

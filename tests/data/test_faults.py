@@ -202,9 +202,8 @@ def test_a_worker_that_misses_what_a_cell_defines_is_explained(monkeypatch, in_n
     monkeypatch.setattr(main, "__file__", "train.py", raising=False)
     if in_notebook:
         monkeypatch.delattr(main, "__file__")
-    worker = SimpleNamespace(pid=7, exitcode=1)
-    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
-    text = why_worker_died(error, SimpleNamespace(_workers=[worker]))
+    batches = SimpleNamespace(_workers=[SimpleNamespace(pid=7, exitcode=1)])
+    text = why_worker_died(RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), batches)
     assert ("a notebook's function or class" in text) == in_notebook
 
 

@@ -115,19 +115,16 @@ def test_a_worker_that_a_signal_ends_does_not_disturb_what_the_main_process_does
     close_workers(loader)
 
 
-@pytest.mark.parametrize(("method", "started"), [("spawn", [False]), ("fork", [])])
-def test_signals_are_blocked_after_the_start_of_the_tracker_which_unblocks_them(monkeypatch, method, started):
-    def blocked():
-        return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+@pytest.mark.parametrize(("method", "blocked"), [("spawn", [False, True]), ("fork", [True])])
+def test_signals_are_blocked_after_the_start_of_the_tracker_which_unblocks_them(monkeypatch, method, blocked):
+    def start(*_):
+        seen.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
-    def start(loader):
-        assert blocked()
-
-    trackers = []
-    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: trackers.append(blocked()))
+    seen = []
+    monkeypatch.setattr(resource_tracker, "ensure_running", start)
     monkeypatch.setattr(DataLoader, "__iter__", start)
     loader_of(Draws(), multiprocessing_context=method).iterate_once()
-    assert trackers == started
+    assert seen == blocked
 
 
 @pytest.mark.acceptance

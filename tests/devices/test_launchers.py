@@ -11,24 +11,17 @@ from tests.conftest import refusal
 from tests.devices.test_facts import mac_probes
 
 # `sbatch --nodes 4 --ntasks 7`, in which `srun python train.py` starts task 4, on the third node.
-BATCH = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_NTASKS": "7",
-    "SLURM_JOB_NODELIST": "node[03-05,07]",
-    "SLURM_TASKS_PER_NODE": "2(x3),1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-}
 STEP = {
-    **BATCH,
+    "SLURM_JOB_ID": "4711",
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NUM_TASKS": "7",
     "SLURM_STEP_NODELIST": "node[03-05,07]",
     "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
     "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "0",
     "SLURM_NODEID": "2",
 }
+BATCH = {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 # `srun --ntasks 1 --pty bash`, or the shell of `salloc` on a cluster that makes it a step
 SHELL = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
 

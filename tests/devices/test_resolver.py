@@ -150,29 +150,21 @@ def test_an_unknown_accelerator_is_refused_with_the_accepted_ones(accelerator):
         assert f"'{accepted}'" in said
 
 
+VARIABLE = "the environment variable ACCELERATE_USE_CPU=True, which `launch --cpu` sets"
+IGNORED = "{} asks for the CPU, so the request for accelerator='{}' was ignored"
+FIRST = "accelerator='{}' takes the first usable of mps, cuda, xpu"
+WORKED = ", cpu, and an allocation on mps worked (macOS 15.1, torch 2.15.0)"
+
+
 @pytest.mark.parametrize(
     ("request_", "machine", "reason"),
     [
         ({"use_cpu": True}, "m3_macos_15", "use_cpu=True asks for the CPU"),
         ({"accelerator": "CPU"}, "m3_macos_15", "accelerator='cpu' asks for the CPU"),
-        (
-            {"use_cpu": True, "accelerator": "mps"},
-            "m3_macos_15",
-            "use_cpu=True asks for the CPU, so the request for accelerator='mps' was ignored",
-        ),
-        (
-            {"accelerator": "gpu"},
-            "m3_accelerate_cpu",
-            "the environment variable ACCELERATE_USE_CPU=True, which `launch --cpu` sets, asks for the CPU"
-            ", so the request for accelerator='gpu' was ignored",
-        ),
-        (
-            {},
-            "m3_macos_15",
-            "accelerator='auto' takes the first usable of mps, cuda, xpu, cpu, and an allocation on mps worked "
-            "(macOS 15.1, torch 2.15.0)",
-        ),
-        ({"accelerator": "gpu"}, "linux_1_cuda", "accelerator='gpu' takes the first usable of mps, cuda, xpu"),
+        ({"use_cpu": True, "accelerator": "mps"}, "m3_macos_15", IGNORED.format("use_cpu=True", "mps")),
+        ({"accelerator": "gpu"}, "m3_accelerate_cpu", IGNORED.format(VARIABLE, "gpu")),
+        ({}, "m3_macos_15", FIRST.format("auto") + WORKED),
+        ({"accelerator": "gpu"}, "linux_1_cuda", FIRST.format("gpu")),
         ({"accelerator": "mps"}, "m3_macos_15", "accelerator='mps' asks for it, and it works here"),
     ],
 )

@@ -10,6 +10,7 @@ import transformers
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from tqdm import tqdm
+from transformers import PrinterCallback
 
 import mps_trainer
 from tests.conftest import refusal
@@ -60,36 +61,29 @@ def test_progress_callback_is_replaced_too(replaced, tmp_path):
 def test_callbacks_that_a_library_put_into_transformers_are_used(replaced, tmp_path, monkeypatch):
     """ms-swift replaces them, to evaluate and save after the last step and to log to a file."""
 
-    class Flow(transformers.DefaultFlowCallback):
-        pass
-
     class Bar(transformers.ProgressCallback):
         def on_train_begin(self, args, state, control, **kwargs):
             self.training_bar = tqdm(total=state.max_steps)
             self.current_step = 0
 
-    class Printer(transformers.PrinterCallback):
-        pass
-
-    def trainer(disable_tqdm):
-        settings = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "steps", "save_strategy": "steps"}
-        args = transformers.TrainingArguments(str(tmp_path), **QUIET, **settings, disable_tqdm=disable_tqdm)
+    def made(**settings):
+        args = transformers.TrainingArguments(str(tmp_path), **QUIET, max_steps=2, logging_steps=1, **settings)
         return transformers.Trainer(bert_classifier(), args, train_dataset=sentences(), eval_dataset=sentences(8))
 
-    def kinds(trainer):
-        return [callback.__class__ for callback in trainer.callback_handler.callbacks]
+    def own_of(trainer):
+        return {Flow, Bar, Printer} & {callback.__class__ for callback in trainer.callback_handler.callbacks}
 
+    Flow, Printer = (type("Own", (kind,), {}) for kind in (transformers.DefaultFlowCallback, PrinterCallback))
     own = {"DEFAULT_CALLBACKS": [Flow], "DEFAULT_PROGRESS_CALLBACK": Bar, "PrinterCallback": Printer}
     for name, kind in own.items():
         monkeypatch.setattr(f"transformers.trainer.{name}", kind)
-    assert {Flow, Printer} <= set(kinds(trainer(disable_tqdm=True)))
-    made = trainer(disable_tqdm=False)
-    assert {Flow, Bar} <= set(kinds(made))
-    made.train()
-    assert len(made.state.log_history) == 5
+    assert own_of(made(disable_tqdm=True)) == {Flow, Printer}
+    trainer = made(disable_tqdm=False, eval_strategy="steps")
+    assert own_of(trainer) == {Flow, Bar}
+    trainer.train()
+    assert len(trainer.state.log_history) == 5
     replaced.undo()
-    ours = mps_trainer.Trainer(bert_classifier(), mps_trainer.TrainingArguments(str(tmp_path), **QUIET))
-    assert not {Flow, Bar, Printer} & set(kinds(ours))
+    assert own_of(mps_trainer.Trainer(bert_classifier(), mps_trainer.TrainingArguments(**QUIET))) == set()
 
 
 def test_replacing_prints_one_line_once(replaced, capsys):

@@ -231,13 +231,12 @@ def test_override_that_logs_by_itself_resumes_with_the_same_logs(assert_same_run
             def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs):
                 if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
                     self.control.should_log = False
-                    total = tr_loss.item()
-                    tr_loss -= tr_loss
+                    self._total_loss_scalar += tr_loss.item()
                     steps = self.state.global_step - self._globalstep_last_logged
-                    self._total_loss_scalar += total
+                    self.log({"loss": tr_loss.item() / steps, "own": steps})
+                    tr_loss -= tr_loss
                     self._globalstep_last_logged = self.state.global_step
                     self.store_flos()
-                    self.log({"loss": total / steps, "own": steps})
                 return super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
         settings = {"kind": Logs, "max_steps": 5, "logging_steps": 2, "save_strategy": "steps", "save_steps": 3}

@@ -15,11 +15,8 @@ REAL = ["--task_name", "mrpc", "--data_dir", "d", "--model_name_or_path", "m", "
     ("words", "strategy"),
     [
         ([], "bucket_by_length"),
-        (["--pad_to_max_length", "True"], "random"),
         (["--pad_to_max_length"], "random"),
         (["--train_sampling_strategy", "random"], "random"),
-        (["--train_sampling_strategy=sequential"], "sequential"),
-        (["--train-sampling-strategy", "random"], "random"),
         (["--pad_to_max_length", "--train_sampling_strategy", "bucket_by_length"], "bucket_by_length"),
         (["--group_by_length"], "group_by_length"),
     ],
@@ -34,7 +31,6 @@ def test_order_is_by_length_by_default(source, words, strategy):
     [
         ([], 16),
         (["--per_device_train_batch_size", "16"], 8),
-        (["--per_device_train_batch_size", "4"], 8),
         (["--per_device_train_batch_size", "16", "--per_device_eval_batch_size", "64"], 64),
     ],
 )

@@ -119,10 +119,7 @@ READS = [
     lambda x, rng: x.requires_grad_(),
 ]
 if installed_torch() >= (2, 15):  # before, a view that was changed in place lost hooks, or the process ended
-    READS += [
-        lambda x, rng: (x.register_hook(lambda grad: 2 * grad), x)[1],
-        lambda x, rng: (x.retain_grad(), x)[1],
-    ]
+    READS += [lambda x, rng: (x.register_hook(lambda grad: 2 * grad), x)[1], lambda x, rng: (x.retain_grad(), x)[1]]
 
 
 def targets(x, rng):

@@ -78,8 +78,7 @@ def test_the_report_begins_with_the_machine_and_ends_with_counts_and_verdict(cha
 
 
 @pytest.mark.parametrize(
-    ("machine", "unchecked"),
-    [("m2_rosetta_mps_built_not_available", True), ("m3_macos_15", False), ("linux", False)],
+    ("machine", "unchecked"), [("m2_rosetta_mps_built_not_available", True), ("m3_macos_15", False), ("linux", False)]
 )
 def test_a_gpu_that_could_be_had_and_was_not_checked_is_named(machine, unchecked):
     decision = resolve(DeviceRequest(), MACHINES[machine])

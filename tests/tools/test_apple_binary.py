@@ -182,8 +182,7 @@ def test_the_command_ends_with_1_where_a_difference_has_no_reason(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("version", "says"),
-    [("9.9.9", "No matching distribution found"), ("2.15.0 --pre", "not the version of")],
+    ("version", "says"), [("9.9.9", "No matching distribution found"), ("2.15.0 --pre", "not the version of")]
 )
 def test_the_command_ends_with_2_where_there_is_nothing_to_compare(tmp_path, capsys, pip, version, says):
     pip.says = "ERROR: No matching distribution found"
