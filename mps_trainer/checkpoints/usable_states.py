@@ -46,9 +46,11 @@ def _try_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
     kind = next(each for each in type(optimizer).__mro__ if each.__module__.startswith("torch."))
     for group, own in zip(groups, own_groups, strict=True):
         for name, value in own.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float, tuple)):
-                continue  # releases of torch add switches, which older states lack
+            if not isinstance(value, (int, float, tuple)):
+                continue
             if name not in group:
+                if isinstance(value, bool):
+                    continue  # releases of torch add switches, which older states lack
                 raise ValueError(f"it belongs to another optimizer, which has no {name}")
             if not is_like(group[name], value):
                 raise ValueError(f"it belongs to another optimizer, which has {name}={shown(group[name], 50)}")

@@ -127,7 +127,8 @@ def test_only_the_first_process_shows_a_notebooks_bar(monkeypatch, process, disp
     """The other one shows nothing in a process that is not the first."""
     pytest.importorskip("IPython")
     monkeypatch.setattr(callbacks, "is_in_notebook", lambda: True)
-    args = SimpleNamespace(disable_tqdm=False, report_to=[], enable_jit_checkpoint=False, process_index=process)
+    settings = {"report_to": [], "enable_jit_checkpoint": False, "_stands_in": False, "process_index": process}
+    args = SimpleNamespace(disable_tqdm=False, **settings)
     assert callbacks.all_callbacks(args, None, [])[-1].__name__ == display
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import shards
+from mps_trainer.checkpoints import manifest, shards
 from mps_trainer.checkpoints.loading import OPTIMIZER, SCHEDULER, load_states, load_weights
 from mps_trainer.checkpoints.writers import shard_writer
 from tests.conftest import assert_same_weights, refusal, weights
@@ -111,11 +111,15 @@ def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path
     optimizer, again = (Counting(model.parameters(), lr=0.1) for _ in range(2))
     optimizer.step()
     write(tmp_path, model, {OPTIMIZER: optimizer, SCHEDULER: torch.optim.lr_scheduler.StepLR(optimizer, 1)})
+    (tmp_path / manifest.STATE).write_text('{"global_step": 1}')
+    manifest.write(str(tmp_path), 1, 1)
     load_states({OPTIMIZER: again}, str(tmp_path))
     found = again.state_dict()["state"]
     assert [found[index]["count"] for index in (0, 1)] == [3, 3]
     assert torch.equal(found[0]["mean"], model.begin.weight)
     assert found["all"]["mean"] == 5
+    torch.save([1], tmp_path / shards.REST)
+    assert f"{tmp_path / shards.REST} is damaged" in refusal(load_states, {OPTIMIZER: again}, str(tmp_path))
 
 
 def test_a_new_run_with_less_or_more_than_was_written_is_refused(write, tmp_path):
@@ -134,6 +138,7 @@ def test_a_new_run_with_another_shape_is_refused_before_anything_is_loaded(write
 
 
 def test_an_older_torch_is_refused_with_its_version(monkeypatch):
-    shards.require_able()
     monkeypatch.setattr(torch, "__version__", "2.8.0")
     assert "needs torch 2.9 or newer, and this is 2.8.0" in refusal(shards.require_able)
+    monkeypatch.setattr(torch, "__version__", "2.9.0")
+    shards.require_able()

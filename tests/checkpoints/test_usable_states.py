@@ -160,6 +160,7 @@ DAMAGE = {
     "names of parameters": (lambda saved: with_setting(saved, params=["a"]), "params"),
     "a setting less": (lambda saved: without(saved, "eps"), "another optimizer, which has no eps"),
     "a setting of words": (lambda saved: with_setting(saved, eps="x"), "another optimizer, which has eps='x'"),
+    "a switch of numbers": (lambda saved: with_setting(saved, amsgrad=torch.zeros(())), "has amsgrad=tensor"),
     "a setting that is nan": (lambda saved: with_setting(saved, lr=float("nan")), "lr=nan"),
     "other betas": (lambda saved: with_setting(saved, betas=(0.9,)), "betas"),
     "a rate below 0": (lambda saved: with_setting(saved, lr=-0.1), "learning rate"),
