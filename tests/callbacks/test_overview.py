@@ -111,17 +111,6 @@ def test_how_many_epochs_a_stream_has_is_not_known_beforehand():
     assert saves_to_come(args, state) is None
 
 
-def test_a_notebook_has_the_same_first_lines_and_its_own_bar(make_trainer, capfd):
-    pytest.importorskip("IPython")
-    from mps_trainer.callbacks.notebook import NotebookProgressCallback
-
-    trainer = make_trainer({"callbacks": [NotebookProgressCallback]}, max_steps=2)
-    trainer.train()
-    printed = capfd.readouterr().out
-    assert printed.startswith("Training on cpu: use_cpu=True")
-    assert "  2 steps, 0.4 epochs of 40 examples\n" in printed
-
-
 @pytest.mark.parametrize(("process", "display"), [(0, "NotebookProgressCallback"), (1, "ProgressCallback")])
 def test_only_the_first_process_shows_a_notebooks_bar(monkeypatch, process, display):
     """The other one shows nothing in a process that is not the first."""
@@ -132,7 +121,7 @@ def test_only_the_first_process_shows_a_notebooks_bar(monkeypatch, process, disp
     assert callbacks.all_callbacks(args, None, [])[-1].__name__ == display
 
 
-def test_a_notebook_leaves_the_bars_of_what_has_failed(make_trainer):
+def test_a_notebook_has_the_same_first_lines_and_leaves_the_bars_of_what_has_failed(make_trainer, capfd):
     """The next cell would draw into the output of the one that was interrupted."""
     pytest.importorskip("IPython")
     from mps_trainer.callbacks.notebook import NotebookProgressCallback
@@ -144,9 +133,13 @@ def test_a_notebook_leaves_the_bars_of_what_has_failed(make_trainer):
     shown = NotebookProgressCallback()
     trainer = make_trainer({"callbacks": [shown], "compute_metrics": interrupted}, eval_strategy="epoch")
     for work in (trainer.evaluate, trainer.train):
+        capfd.readouterr()
         with pytest.raises(KeyboardInterrupt):
             work()
         assert shown.prediction_bar is shown.training_tracker is None
+    printed = capfd.readouterr().out
+    assert printed.startswith("Training on cpu: use_cpu=True")
+    assert "  15 steps, 3 epochs of 40 examples\n" in printed
     trainer.args.eval_strategy = "no"
     trainer.log({"loss": 1.0})  # which has no table
 

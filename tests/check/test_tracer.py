@@ -110,6 +110,8 @@ def test_the_table_puts_the_most_serious_first_and_fits_its_width():
 
 
 FLOAT64 = DtypeProblem("weight", "float64", True, "Make it float32.")
+TRAINS = "this step should train on a Mac"
+STOPS = "this step would stop on a Mac at {}. See the last column of the table."
 
 
 def used(names: str, support: Support) -> list[OperatorUse]:
@@ -119,24 +121,14 @@ def used(names: str, support: Support) -> list[OperatorUse]:
 @pytest.mark.parametrize(
     ("found", "verdict"),
     [
-        ({}, "this step should train on a Mac without fallbacks."),
-        (
-            {"operators": used("a", Support.NATIVE) + used("b", Support.FALLS_BACK)},
-            "this step should train on a Mac, with b on the CPU.",
-        ),
+        ({}, f"{TRAINS} without fallbacks."),
+        ({"operators": used("a", Support.NATIVE) + used("b", Support.FALLS_BACK)}, f"{TRAINS}, with b on the CPU."),
         (
             {"large_products": [LargeProduct("aten::mm", "backward", 1, 40_000, False, None)]},
-            "this step should train on a Mac without fallbacks. "
-            "On M1 and M2, matrix products in the table may be wrong.",
+            f"{TRAINS} without fallbacks. On M1 and M2, matrix products in the table may be wrong.",
         ),
-        (
-            {"operators": used("a", Support.FAILS), "dtype_problems": [FLOAT64]},
-            "this step would stop on a Mac at a, weight (float64). See the last column of the table.",
-        ),
-        (
-            {"operators": used("aabcde", Support.FAILS)},
-            "this step would stop on a Mac at a, b, c and 2 more. See the last column of the table.",
-        ),
+        ({"operators": used("a", Support.FAILS), "dtype_problems": [FLOAT64]}, STOPS.format("a, weight (float64)")),
+        ({"operators": used("aabcde", Support.FAILS)}, STOPS.format("a, b, c and 2 more")),
     ],
 )
 def test_a_report_ends_with_a_verdict(found, verdict):

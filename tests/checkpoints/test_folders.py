@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest import mock
 
 import pytest
 
@@ -97,11 +98,7 @@ def test_one_that_was_about_to_be_replaced_is_put_back_and_one_that_was_replaced
 
 def test_removing_one_leaves_no_half_of_it(make_checkpoint, tmp_path, monkeypatch, caplog):
     folder = make_checkpoint(5)
-
-    def fail(path):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(folders.shutil, "rmtree", fail)
+    monkeypatch.setattr(folders.shutil, "rmtree", mock.Mock(side_effect=OSError(5, "Input/output error")))
     folders.remove(str(folder))
     assert folders.find_checkpoints(str(tmp_path)) == []
     assert "could not be removed: Input/output error" in caplog.text

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from unittest import mock
 
 import pytest
 
@@ -112,10 +113,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(make_checkpoint, mo
     path = str(folder / "optimizer.pt")
 
     def refuse(error):
-        def checksum(path):
-            raise error
-
-        monkeypatch.setattr(manifest, "checksum", checksum)
+        monkeypatch.setattr(manifest, "checksum", mock.Mock(side_effect=error))
         return manifest.fault(str(folder))
 
     assert refuse(OSError(5, "Input/output error", path)) == f"{path} cannot be read: Input/output error"

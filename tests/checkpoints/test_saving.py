@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from .conftest import names
 from .test_resuming import BEST, scores
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 1e-2}
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.every_device
@@ -60,10 +62,7 @@ def test_training_goes_on_while_a_checkpoint_of_an_earlier_step_is_written(make_
 
 @pytest.mark.parametrize("save_async", [True, False])
 def test_what_else_goes_wrong_is_an_error_at_the_next_step_and_leaves_nothing(make_trainer, monkeypatch, save_async):
-    def fail(*args):
-        raise KeyError("a fault of the program")
-
-    monkeypatch.setattr(folders, "commit", fail)
+    monkeypatch.setattr(folders, "commit", mock.Mock(side_effect=KeyError("a fault of the program")))
     trainer = make_trainer(**{**SAVING, "max_steps": 200, "save_async": save_async})
     assert "a fault of the program" in refusal(trainer.train, kind=KeyError)
     assert trainer.state.global_step < 200
@@ -160,10 +159,7 @@ ALL_COMPLETE = [(f"checkpoint-{step}", None, True) for step in (2, 4, 6)]
 
 
 def test_a_changed_checkpoint_that_cannot_be_listed_again_is_an_error_in_the_log(trained, monkeypatch, caplog):
-    def full(folder, step):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(manifest, "renew", full)
+    monkeypatch.setattr(manifest, "renew", mock.Mock(side_effect=FULL))
     trainer = trained({"callbacks": [HearsSaves()]}, **{**SAVING, "max_steps": 2})
     folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
     assert f"{folder} was changed, and its manifest.json could not be: No space left on device." in caplog.messages
@@ -303,7 +299,7 @@ def test_a_last_checkpoint_that_cannot_be_saved_is_an_error_at_the_end(
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
+        (FULL, "the disk is full"),
         (OSError(errno.EROFS, "Read-only file system"), "permission denied"),
         (OSError(errno.EIO, "Input/output error"), "input/output error"),
         (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"), "["),
@@ -329,10 +325,7 @@ def test_the_disk_is_asked_where_the_error_does_not_say_why(tmp_path, monkeypatc
     assert why_not_written(error, str(tmp_path)) == message  # there is room again
     assert list(tmp_path.iterdir()) == []
 
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=FULL))
     assert why_not_written(error, str(tmp_path)) == "the disk is full"
     assert list(tmp_path.iterdir()) == []
 
@@ -356,9 +349,6 @@ def test_training_goes_on_while_a_small_disk_is_full(make_trainer, tmp_path, cap
 
 
 def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_trainer, monkeypatch):
-    def fails(*args):
-        raise KeyError("of the first run")
-
     def interrupt(args, state, **_):
         if state.global_step == 2:
             args.save_on_signal = False
@@ -368,7 +358,7 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
     interrupts = callback(on_step_end=interrupt)
     trainer = make_trainer({"callbacks": [interrupts]}, **{**SAVING, "save_steps": 100})
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "commit", fails)
+        patch.setattr(folders, "commit", mock.Mock(side_effect=KeyError("of the first run")))
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         wait_for_background()

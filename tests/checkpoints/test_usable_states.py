@@ -76,11 +76,7 @@ class Warmup:
 
 def stepped(kind):
     """An optimizer after a step, with one parameter that never had a gradient."""
-    layers = [
-        torch.nn.Parameter(torch.ones(3, 2)),
-        torch.nn.Parameter(torch.ones(4)),
-        torch.nn.Parameter(torch.ones(1)),
-    ]
+    layers = [torch.nn.Parameter(torch.ones(*sizes)) for sizes in ((3, 2), (4,), (1,))]
     optimizer = kind([{"params": layers[:1]}, {"params": layers[1:]}])
     for layer in layers[:2]:
         layer.grad = torch.ones_like(layer)

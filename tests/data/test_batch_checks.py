@@ -147,12 +147,7 @@ OUTSIDE = {
     "type": (bert, TEXT, {"token_type_ids": [0, 0, 2, 0, 0]}, "2 at position 2 in column 'token_type_ids', and Bert"),
     "causal": (gpt2, TEXTS, {"labels": [3, 3, 40, 3, 3]}, "40 at position 2 in column 'labels', and GPT2LMHeadModel "),
     "seq2seq": (bart, TEXTS, {"labels": [3, 40, 3, 3, 3]}, "40 at position 1 in column 'labels', and BartForConditi"),
-    "image": (
-        vit,
-        IMAGE,
-        {"labels": 3},
-        "3 in column 'labels', and ViTForImageClassification has 3 classes, 0 to 2. ",
-    ),
+    "image": (vit, IMAGE, {"labels": 3}, "3 in column 'labels', and ViTForImageClassification has 3 classes, 0 to 2"),
 }
 
 
@@ -174,9 +169,8 @@ def test_a_text_beyond_the_positions_is_named_and_one_that_fits_is_not(make_trai
     model = make()
     said = refused(make_trainer, model, data(POSITIONS + 1))
     row = "Row 5 of the training" if make is not roberta else " of the training"
-    assert (
-        f"{row} dataset makes column 'input_ids' 13 tokens long, and {type(model).__name__} has 12 positions" in said
-    )
+    row += " dataset makes column 'input_ids' 13 tokens long"
+    assert f"{row}, and {type(model).__name__} has 12 positions" in said
     make_trainer({"model": make(), "train_dataset": data(POSITIONS)}, max_steps=1).train()
 
 

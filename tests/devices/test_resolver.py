@@ -15,6 +15,7 @@ from tests.devices.machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torch
 
 MAC, LINUX, CUDA = MACHINES["m3_macos_15"], MACHINES["linux"], MACHINES["linux_8_cuda"]
 TWO_MACS = replace(under_torchrun(MAC, 2), local_world_size=1)
+TWO_NODES = replace(CUDA, world_size=4, rank=3, local_rank=1, local_world_size=2)
 
 # machine -> the GPU that accelerator="auto" gets; the others train on the CPU
 GPUS = {
@@ -150,7 +151,7 @@ def test_an_unknown_accelerator_is_refused_with_the_accepted_ones(accelerator):
         assert f"'{accepted}'" in said
 
 
-VARIABLE = "the environment variable ACCELERATE_USE_CPU=True, which `launch --cpu` sets"
+VARIABLE = "the environment variable ACCELERATE_USE_CPU=True, which `launch --cpu` sets,"
 IGNORED = "{} asks for the CPU, so the request for accelerator='{}' was ignored"
 FIRST = "accelerator='{}' takes the first usable of mps, cuda, xpu"
 WORKED = ", cpu, and an allocation on mps worked (macOS 15.1, torch 2.15.0)"
@@ -292,7 +293,7 @@ PLACES = [
     (under_torchrun(LINUX, 4, local_rank=3), {"devices": 4}, "cpu"),
     (under_torchrun(MAC, 1), {}, "mps"),
     (replace(CUDA, world_size=16, rank=11, local_rank=3, local_world_size=8), {"devices": 8}, "cuda:3"),
-    (replace(CUDA, world_size=4, rank=3, local_rank=1, local_world_size=2), {"devices": [6, 7]}, "cuda:7"),
+    (TWO_NODES, {"devices": [6, 7]}, "cuda:7"),
     *((replace(TWO_MACS, mlx=True), {"accelerator": accelerator}, "mps") for accelerator in ("auto", "mps", "gpu")),
     (replace(under_torchrun(LINUX, 2), mlx=True), {"ddp_backend": "mlx"}, "cpu"),
     # the ways on that a refusal names
@@ -335,20 +336,12 @@ REFUSED = [
     ),
     (NINE, {}, r"this machine has 8 usable CUDA GPUs\. "),
     (replace(NINE, slurm=True), {}, "srun --ntasks-per-node=8, or show each all GPUs of its node"),
-    (
-        replace(CUDA, world_size=4, rank=3, local_rank=1, local_world_size=2),
-        {"devices": 4},
-        "the launcher started 2 processes on this machine",
-    ),
+    (TWO_NODES, {"devices": 4}, "the launcher started 2 processes on this machine"),
     *(
         (MAC, {"ddp_backend": name}, rf"ddp_backend='{name}' cannot be used on mps.*Take 'mlx', or leave")
         for name in ("gloo", "nccl", "mpi", "ccl", "xccl", "hccl")
     ),
-    (
-        LINUX,
-        {"ddp_backend": "nccl"},
-        "'nccl' cannot be used on cpu: it needs cuda. Take one of 'gloo', 'mpi', 'ccl', 'm",
-    ),
+    (LINUX, {"ddp_backend": "nccl"}, "'nccl' cannot be used on cpu: it needs cuda. Take one of 'gloo', 'mpi', 'ccl'"),
     (LINUX, {"ddp_backend": "xccl"}, "it needs xpu."),
     (CUDA, {"ddp_backend": "ccl"}, "it needs xpu or cpu. Take one of 'nccl', 'gloo'"),
     (LINUX, {"ddp_backend": "smoke-signals"}, "no accelerator of this package uses it"),

@@ -78,9 +78,7 @@ def test_after_a_failed_backward_pass_a_process_that_works_is_named_with_its_lin
 
 
 def test_words_of_torch_around_an_error_of_a_backward_pass_are_left_out(together, explained_by):
-    torchs = (
-        "Got the following error when running the callback: RuntimeError: [mlx] Late.\n\nAt:\n  mlx.py(95): _value"
-    )
+    torchs = "Got the following error when running the callback: RuntimeError: [mlx] Late.\n\nAt:\n  mlx.py(9): _value"
     assert explained_by(together(2)[0], RuntimeError(torchs)).endswith(" ([mlx] Late.)")
 
 

@@ -69,15 +69,14 @@ def test_a_script_may_save_load_and_generate(tmp_path):
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["config.json"]
 
 
+DOUBLE = {"load_in_4bit": True, "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
     ("settings", "bytes_per_number", "dtype"),
     [
         ({"load_in_4bit": True}, 0.5625, torch.float32),
-        (
-            {"load_in_4bit": True, "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"},
-            0.5158691,
-            torch.bfloat16,
-        ),
+        (DOUBLE, 0.5158691, torch.bfloat16),
         ({"load_in_8bit": True}, 1, torch.float16),
     ],
 )

@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -69,11 +70,7 @@ def test_this_machine_has_a_state_and_one_that_does_not_tell_ends_no_run(monkeyp
     assert state.cores >= 1
     if sys.platform != "darwin":
         assert (state.thermal, state.pressure) == (None, None)
-
-    def forbidden():
-        raise PermissionError
-
-    monkeypatch.setattr(drift.psutil, "swap_memory", forbidden)
+    monkeypatch.setattr(drift.psutil, "swap_memory", mock.Mock(side_effect=PermissionError))
     assert read_host_state().swap is None
 
 

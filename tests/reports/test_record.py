@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from unittest import mock
 
 import pytest
 
@@ -33,10 +34,7 @@ def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path, monkey
     before = json.dumps({"generator": GENERATOR})
     replace(path, before)
 
-    def full(source, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError(28, "No space left on device")))
     assert "No space left" in refusal(replace, path, "after", kind=OSError)
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == before

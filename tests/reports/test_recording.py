@@ -7,6 +7,7 @@ import pickle
 import sys
 import warnings
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import pytest
 import torch
@@ -243,10 +244,8 @@ def test_a_run_that_warns_at_each_log_is_not_drowned_in_it(make_trainer, tmp_pat
 
 
 def test_a_report_that_cannot_be_written_is_a_line_and_the_run_goes_on(make_trainer, tmp_path, monkeypatch, caplog):
-    def full(path, text):
-        raise OSError(28, "No space left on device", path)
-
-    monkeypatch.setattr("mps_trainer.reports.record.replace", full)
+    full = OSError(28, "No space left on device", str(tmp_path / "run" / PAGE))
+    monkeypatch.setattr("mps_trainer.reports.record.replace", mock.Mock(side_effect=full))
     assert make_trainer(report=True, max_steps=2).train().global_step == 2
     (line,) = [r.getMessage() for r in caplog.records if PAGE in r.getMessage()]
     assert "No space left on device" in line

@@ -22,9 +22,7 @@ def test_a_model_comes_from_a_function_with_or_without_the_trial():
 def test_values_of_a_trial_have_the_types_of_the_fields(make_args, backend, caplog):
     args = make_args(max_steps=5, warmup_steps=0)
     chosen = {"learning_rate": 1, "max_steps": 7.0, "depth": 3}
-    trial = (
-        SimpleNamespace(params={}) if backend == "optuna" else {**chosen, **({"wandb": 1} if backend == "ray" else {})}
-    )
+    trial = {"optuna": SimpleNamespace(params={}), "ray": {**chosen, "wandb": 1}, "wandb": {**chosen}}[backend]
     trials.set_arguments(args, trial, backend, lambda trial: chosen)
     assert (args.learning_rate, args.max_steps) == (1.0, 7)
     assert (type(args.learning_rate), type(args.max_steps)) == (float, int)
