@@ -106,9 +106,7 @@ def test_the_trainer_stays_as_it_was(make_trainer, tmp_path, capsys):
 
     class Listener(TrainerCallback):
         def __getattribute__(self, name):
-            if name.startswith("on_"):
-                events.append(name)
-            return super().__getattribute__(name)
+            return lambda *args, **kwargs: events.append(name)
 
     trainer = make_trainer(trainer={"callbacks": [Listener()]}, gradient_accumulation_steps=4, eval_strategy="steps")
     events.clear()

@@ -98,12 +98,5 @@ MACHINES: dict[str, MachineFacts] = {
 
 def under_torchrun(facts: MachineFacts, processes: int, local_rank: int = 0) -> MachineFacts:
     """The same machine in one of `processes` processes that torchrun started on it."""
-    return replace(
-        facts,
-        world_size=processes,
-        rank=local_rank,
-        local_rank=local_rank,
-        local_world_size=processes,
-        master_addr="127.0.0.1",
-        master_port=29500,
-    )
+    place = {"world_size": processes, "rank": local_rank, "local_rank": local_rank, "local_world_size": processes}
+    return replace(facts, **place, master_addr="127.0.0.1", master_port=29500)

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from mps_trainer.callbacks import overview
 from mps_trainer.cli.screen import screen
 from mps_trainer.devices import ACCELERATORS
 from mps_trainer.devices.facts import MachineFacts, cpu_bfloat16
@@ -48,8 +49,6 @@ def test_bfloat16_that_is_slow_is_warned_of(has, asked, warns, monkeypatch, capl
 
 @pytest.mark.parametrize(("has", "faster"), [(True, "bf16=True is faster"), (False, "float32 is faster")])
 def test_the_first_lines_of_a_run_have_it(has, faster, make_trainer, monkeypatch, caplog):
-    from mps_trainer.callbacks import overview
-
     monkeypatch.setattr(overview, "cpu_bfloat16", lambda: has)
     with caplog.at_level(logging.INFO, "transformers.trainer"):
         make_trainer(use_cpu=True, max_steps=1).train()

@@ -60,8 +60,6 @@ ASKED = [
     ("m3_macos_15", {"accelerator": "cpu"}, "cpu"),
     ("m3_macos_15", {"accelerator": "gpu"}, "mps"),
     ("m3_macos_15", {"ddp_backend": "mlx"}, "mps"),
-    ("m2_rosetta_that_works", {"accelerator": "mps"}, "mps"),
-    ("linux_simulated_mps", {"accelerator": "mps"}, "mps"),
     ("linux_8_cuda", {"accelerator": "cuda"}, "cuda:0"),
     ("linux_8_cuda", {"devices": [3]}, "cuda:3"),
     ("linux_8_cuda", {"devices": "3,"}, "cuda:3"),

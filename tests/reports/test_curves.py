@@ -123,13 +123,11 @@ def labels(figure, axis):
 
 def test_each_curve_has_a_text_at_each_point_and_a_logarithmic_axis_over_many_powers_of_ten(record):
     figure = charts.draw_curves(curves.charts(record)[0], 4, charts.breaks_of(record))
+    training = ["training, step 1: 0.9", "training, step 2: 0.7", "training, step 3: 0.5", "training, step 4: 0.4"]
     assert series(figure) == {
         "series break best": ([], 1),
         "series break soft": ([], 1),
-        "series curve color-0 dash-0": (
-            ["training, step 1: 0.9", "training, step 2: 0.7", "training, step 3: 0.5", "training, step 4: 0.4"],
-            1,
-        ),
+        "series curve color-0 dash-0": (training, 1),
         "series curve color-1 dash-0": (["evaluation, step 2: 0.8", "evaluation, step 4: 0.6"], 1),
     }
     assert labels(figure, "x") == ["0", "1", "2", "3", "4"]

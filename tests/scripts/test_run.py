@@ -26,6 +26,9 @@ def script(capsys, monkeypatch):
     return run_it
 
 
+INTERRUPTED = "train.py: Interrupted. To continue from the newest checkpoint, if there is one, add "
+
+
 def explained(error):
     explain(error, "Row 3 cannot be read.")
     return error
@@ -39,12 +42,7 @@ def explained(error):
         (CheckpointError("The disk is full."), 1, "train.py: error: The disk is full.\n"),
         (explained(OSError("gone")), 1, "train.py: error: OSError: gone. Row 3 cannot be read.\n"),
         (KeyboardInterrupt("Saved."), 130, "train.py: Saved.\n"),
-        (
-            KeyboardInterrupt(),
-            130,
-            "train.py: Interrupted. To continue from the newest checkpoint, if there is one, add "
-            "--resume_from_checkpoint True to the command.\n",
-        ),
+        (KeyboardInterrupt(), 130, INTERRUPTED + "--resume_from_checkpoint True to the command.\n"),
     ],
     ids=lambda value: repr(value) if isinstance(value, BaseException) else "",
 )

@@ -15,16 +15,10 @@ PASSED = CheckResult("losses", "passed", "largest difference 1.0e-06", 1.25, {"l
 SKIPPED = CheckResult("memory limit", "skipped", "the device is cpu", 0.0)
 NAN = {"losses": [float("nan")]}
 FAILED = CheckResult("bf16", "failed", "the loss is nan at step 1, " + "and so on " * 20, 12.0, NAN)
-REPORT = SelftestReport(
-    device="mps",
-    simulated=False,
-    versions={"python": "3.11.7", "torch": "2.13.0"},
-    decision={"device": "mps", "rejected": []},
-    facts=MachineFacts(system="Darwin", os_version="15.1", machine="arm64").to_dict(),
-    known_faults=(),
-    checks=(PASSED, SKIPPED),
-    seconds=1.3,
-)
+VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
+FACTS = MachineFacts(system="Darwin", os_version="15.1", machine="arm64").to_dict()
+DECISION = {"device": "mps", "rejected": []}
+REPORT = SelftestReport("mps", False, VERSIONS, DECISION, FACTS, (), checks=(PASSED, SKIPPED), seconds=1.3)
 
 
 def test_a_line_has_name_result_seconds_and_a_text_that_goes_on_below_itself():
@@ -40,7 +34,7 @@ def test_a_line_has_name_result_seconds_and_a_text_that_goes_on_below_itself():
     assert " ".join(line[22:].strip() for line in lines[1:]) == FAILED.text.strip()
 
 
-M3 = {**REPORT.facts, "chip": "Apple M3 Pro", "memory_bytes": 18 * 2**30}
+M3 = {**FACTS, "chip": "Apple M3 Pro", "memory_bytes": 18 * 2**30}
 
 
 @pytest.mark.parametrize(
