@@ -130,7 +130,13 @@ def explanation_of(error: BaseException) -> str | None:
 
 def _explained(error: BaseException) -> Any:
     """Returns the first of `error` and its causes that `explain` was called for, or None."""
-    seen: BaseException | None = error
-    while seen is not None and not hasattr(seen, "_explanation"):
-        seen = seen.__cause__ or seen.__context__
-    return seen
+    return next((one for one in with_causes(error) if hasattr(one, "_explanation")), None)
+
+
+def with_causes(error: BaseException) -> list[BaseException]:
+    """Returns `error` and its causes. `raise error from error` makes an error its own cause."""
+    found, following = [error], error.__cause__ or error.__context__
+    while following is not None and following not in found:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found

@@ -246,7 +246,6 @@ class Trainer:
             self._mt_use_model(self.call_model_init(trial))
         elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
             self.lr_scheduler = None
-            trainer_checks.check_learning_rate(self.args, self.optimizer, self._mt_created_with)
         self._created_lr_scheduler = False
         self._hp_search_setup(trial)
         make_folder(self.args.output_dir)
@@ -523,6 +522,8 @@ class Trainer:
             kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             self.optimizer = optim.make_optimizer(kind, settings, groups, model)
             self._mt_created_with = self.args.learning_rate
+        else:
+            trainer_checks.check_learning_rate(self.args, self.optimizer, self._mt_created_with)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:

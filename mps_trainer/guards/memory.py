@@ -6,11 +6,11 @@ import contextlib
 import gc
 import logging
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ..devices.watermarks import HIGH, memory_limit
 from ..utils.nested import plain_tensors_in
@@ -52,15 +52,15 @@ class MemoryTable:
 
 def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> MemoryTable:
     """Returns the current memory use on `device` without blocking."""
-    parameters = list(model.parameters()) if model is not None else []
-    buffers = list(model.buffers()) if model is not None else []
+    parameters = [p for p in model.parameters() if not is_lazy(p)] if model is not None else []
+    buffers = [b for b in model.buffers() if not is_lazy(b)] if model is not None else []
     state = getattr(optimizer, "state", None)
     return MemoryTable(
         str(device),
         *_totals(device),
         model=_held([*parameters, *buffers], device),
-        gradients=_held((p.grad for p in parameters if p.grad is not None), device),
-        optimizer=_held(plain_tensors_in(state), device),
+        gradients=_held([p.grad for p in parameters], device),
+        optimizer=_held(state, device),
     )
 
 
@@ -75,10 +75,10 @@ def _totals(device: torch.device) -> tuple[int | None, int | None, int | None]:
     return None, None, None
 
 
-def _held(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
-    """Returns the bytes of the memory behind `tensors` on `device`, each piece once."""
+def _held(value: Any, device: torch.device) -> int:
+    """Returns the bytes of the memory behind the tensors in `value` on `device`, each piece once."""
     pieces: dict[int, int] = {}
-    for tensor in tensors:
+    for tensor in plain_tensors_in(value):
         if tensor.device.type == device.type and tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             pieces[storage.data_ptr()] = storage.nbytes()

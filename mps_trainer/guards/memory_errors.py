@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import MisconfigurationException
+from ..errors import MisconfigurationException, with_causes
 from ..utils.text import choice_text, format_bytes
 from .memory import MemoryTable, measure
 
@@ -83,10 +83,8 @@ def explained(trainer: DescribedTrainer, doing: str) -> Iterator[None]:
 
 def _release_frames(error: BaseException) -> None:
     """Clears the local variables of what has failed: a notebook keeps the traceback, and they keep all activations."""
-    one: BaseException | None = error
-    while one is not None:
+    for one in with_causes(error):
         traceback.clear_frames(one.__traceback__)
-        one = one.__cause__
 
 
 def _message(trainer: DescribedTrainer, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:

@@ -15,6 +15,7 @@ import psutil
 
 from ..checkpoints import folders
 from ..distributed.processes import Processes
+from ..errors import with_causes
 from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Restart, Supervision
 from .gpu_faults import is_gpu_fault, ran_out_of_memory
 from .memory_errors import out_of_memory
@@ -90,13 +91,11 @@ def supervised(folder: str, processes: Processes) -> Iterator[SupervisedRun | No
 
 def kind_of(error: BaseException) -> str:
     """Returns MEMORY or GPU if `error` or one of its causes is such a fault, else OTHER."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if ran_out_of_memory(seen) or isinstance(seen, MemoryError) or out_of_memory(seen):
+    for each in with_causes(error):
+        if ran_out_of_memory(each) or isinstance(each, MemoryError) or out_of_memory(each):
             return MEMORY
-        if is_gpu_fault(seen):
+        if is_gpu_fault(each):
             return GPU
-        seen = seen.__cause__
     return OTHER
 
 

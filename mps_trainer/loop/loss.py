@@ -152,6 +152,7 @@ class UpdateLoss:
         divisor: the divisor for the loss of the batch whose step comes next.
         accumulated: the batches of the update as the arguments say, some of which may be split into several.
         model_uses_items: True if the model's forward() computes with the number of items; None until the first batch.
+        in_evaluation: True while an evaluation runs, in which another process may have fewer batches.
     """
 
     def __init__(self, trainer: LossSurface) -> None:
@@ -159,6 +160,7 @@ class UpdateLoss:
         self.divisor: SupportsFloat = 1.0
         self.accumulated = 1
         self.model_uses_items: bool | None = None
+        self.in_evaluation = self._counted_alone = False
         self._computed_by = "subclass"  # the last loss: a name in `rule`
         self._was_given_items = True  # False where a subclass has called compute_loss without them
         self._watches = True  # until a batch has shown whether a subclass uses the number of items
@@ -209,10 +211,11 @@ class UpdateLoss:
 
         Args:
             batches: of this process. Those that pad its share are counted by another one.
-            alone: True for the items of this process, False for those of all.
+            alone: True for the items of this process, False for those of all outside an evaluation.
         """
         trainer, processes = self.trainer, self.trainer._mt_processes
-        is_shared = processes.is_distributed and not alone
+        self._counted_alone = alone or self.in_evaluation
+        is_shared = processes.is_distributed and not self._counted_alone
         padding = self.padding(len(batches)) if is_shared else set()
         own = [batch for number, batch in enumerate(batches) if number not in padding]
         items = None
@@ -328,7 +331,8 @@ class UpdateLoss:
             self._computed_by, loss = "model", loss_in_outputs(outputs, inputs)
         divides = self.is_normalised(num_items) and self.rule(self._computed_by).divides_by_items
         is_shared = trainer._mt_processes.is_distributed and trainer.args.average_tokens_across_devices
-        are_of_all = inside(model).training or trainer._mt_overrides.has("_get_num_items_in_batch")
+        counts_itself = trainer._mt_overrides.has("_get_num_items_in_batch")
+        are_of_all = inside(model).training or (counts_itself and not self._counted_alone)
         if divides and is_shared and are_of_all:
             # gradients are averaged, and this is one part of a sum; the loss of a subclass does it as for transformers
             loss = loss * trainer._mt_processes.size

@@ -37,10 +37,13 @@ def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -
         )
     asked: Any = args.activation_checkpointing_kwargs
     given = dict(asked or {})
-    of_layers: dict[str, Any] = {}
+    parameters = inspect.signature(enable).parameters
+    takes_any = any(
+        each.kind is each.VAR_KEYWORD for each in parameters.values()
+    )  # sentence-transformers passes them on
+    names = [name for name in ("every_n_layers", "offload") if name in given and (takes_any or name in parameters)]
+    of_layers = {name: given.pop(name) for name in names}
     if str(enable.__module__).startswith("transformers."):  # a model of one's own may take other keys
-        names = {"every_n_layers", "offload"} & inspect.signature(enable).parameters.keys() & given.keys()
-        of_layers = {name: given.pop(name) for name in names}
         _check_keywords(given, of_layers)
     if of_layers.get("offload") and args.device.type in ("cpu", "mps"):
         logger.warning(

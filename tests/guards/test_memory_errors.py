@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.guards.memory import MemoryTable, measure
@@ -71,6 +72,19 @@ def test_an_error_that_is_kept_does_not_keep_activations(small, ends, halves):
     after = measure(torch.device("mps"), model, None)
     assert error.memory.activations > 2**22 > after.activations
     assert ("cannot split" in str(error)) == halves
+
+
+def test_an_error_may_be_its_own_cause(make_trainer, monkeypatch):
+    def fails(*_, **__):
+        try:
+            raise torch.OutOfMemoryError("out of memory")
+        except torch.OutOfMemoryError as error:
+            raise error from error
+
+    trainer = make_trainer()
+    monkeypatch.setattr(trainer, "compute_loss", fails)
+    with pytest.raises(DeviceOutOfMemoryError):
+        trainer.train()
 
 
 @pytest.mark.parametrize("small", ["64MB"], indirect=True)
@@ -195,3 +209,6 @@ def test_memory_is_measured_from_the_tensors(mps, make_trainer):
     tied = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
     tied[1].weight = tied[0].weight
     assert measure(torch.device("cpu"), tied) == MemoryTable("cpu", model=64)
+    tied[1] = nn.LazyLinear(4)  # has no size yet
+    tied.scaled = nn.Parameter(TwoTensor(torch.ones(4), torch.ones(4)))  # has no memory but that of its parts
+    assert measure(torch.device("cpu"), tied) == MemoryTable("cpu", model=64 + 32)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from transformers.trainer_utils import EvalLoopOutput
 
 from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
@@ -518,6 +519,21 @@ class OfTransformers(Trainer):
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         return batches, self._get_num_items_in_batch(batches, device)
+
+
+class Evaluates(Trainer):
+    def evaluation_loop(self, *_, **__):
+        self._mt_processes = Others(theirs=[5.0, 0, 1])
+        self.items = self._get_num_items_in_batch([batch(1, 1, 1)], torch.device("cpu"))
+        return EvalLoopOutput(None, None, {}, 3)
+
+
+def test_an_evaluation_does_not_wait_for_items_of_others(make_trainer):
+    trainer = make_trainer({"kind": Evaluates})
+    trainer.model_accepts_loss_kwargs = True
+    trainer.evaluate()
+    assert trainer.items == 3
+    assert trainer._get_num_items_in_batch([batch(1, 1, 1)], torch.device("cpu")) == 8
 
 
 class Doubling(Trainer):

@@ -40,9 +40,17 @@ def test_a_run_goes_on_if_its_trainer_is_asked_to_train_once_more(make_trainer):
 
 
 def test_a_learning_rate_that_an_optimizer_does_not_learn_of_is_told(make_trainer, caplog):
-    trainer = make_trainer(max_steps=1, learning_rate=1e-3)
+    class Anew(Trainer):
+        def create_optimizer(self, model=None):
+            self.optimizer = None
+            return super().create_optimizer(model)
+
+    trainer, anew = (make_trainer({"kind": kind}, max_steps=1, learning_rate=1e-3) for kind in (Trainer, Anew))
     trainer.train()
     trainer.train()
+    anew.train()
+    anew.args.learning_rate = 0.5
+    anew.train()
     assert "has no effect" not in caplog.text
     trainer.args.learning_rate = 0.5
     trainer.train()

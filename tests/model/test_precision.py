@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mps_trainer import Trainer
+from mps_trainer.model.activation_checkpointing import enable_activation_checkpointing
 from tests.conftest import Classifier, callback, refusal
 from tests.tiny import tiny
 
@@ -103,6 +104,13 @@ def test_some_layers_are_recomputed_and_a_mac_has_no_place_to_move_activations_t
     trainer.train()
     assert [layer.gradient_checkpointing for layer in trainer.model.bert.encoder.layer] == [True, False]
     assert "offload in activation_checkpointing_kwargs has no effect" in caplog.text
+
+    class Wrapper(Classifier):  # as in sentence-transformers
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None, **others):
+            self.given = others
+
+    enable_activation_checkpointing(wrapper := Wrapper(), trainer.args)
+    assert wrapper.given == {"every_n_layers": 2}
 
 
 @pytest.mark.parametrize(("optim", "moves"), [("sgd", False), ("adamw_torch", False), ("adamw_torch_fused", True)])
