@@ -353,7 +353,7 @@ class Trainer:
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         """Returns the number of labels in all batches that enter the loss; None if nothing uses it.
 
-        These are the batches of all processes, as in transformers.
+        In an update these are the batches of all processes, as in transformers.
         """
         return self._mt_loss.items(batch_samples)
 
@@ -836,10 +836,7 @@ class Trainer:
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Returns loss, logits and labels of one batch, each None where there is none."""
         with_loss = has_loss(inputs, self.label_names, self.can_return_loss)
-        if self._mt_overrides.has("_get_num_items_in_batch"):
-            items = self._get_num_items_in_batch([inputs], self.args.device) if with_loss else None
-        else:  # without the other processes, which may have fewer batches
-            items = self._mt_loss.items([inputs], alone=True) if with_loss else None
+        items = self._get_num_items_in_batch([inputs], self.args.device) if with_loss else None
         counts = {} if items is None else {"num_items_in_batch": items}
         inputs = self._prepare_inputs(inputs)
         # before the loss is computed, which may take them out of the inputs

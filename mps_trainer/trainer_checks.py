@@ -195,6 +195,7 @@ def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None
 
 
 def check_not_training(is_in_train: bool) -> None:
+    """Refuses a second run of a Trainer while its first one is under way."""
     if is_in_train:
         raise MisconfigurationException(
             "This Trainer is training already, in another thread or in the run that has called its callback. Wait "

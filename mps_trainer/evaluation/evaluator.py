@@ -51,7 +51,6 @@ class EvaluatedTrainer(Protocol):
     model_preparation_time: float | None
     is_in_train: bool
     is_fsdp_enabled: bool
-    _mt_loss: Any  # the loop's UpdateLoss
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any
@@ -189,7 +188,6 @@ def evaluate_dataset(
     while True:
         if args.auto_find_batch_size:
             before = rng_state()  # a loader draws
-        trainer._mt_loss.in_evaluation = True
         try:
             precision = trainer._mt_precision.applied_to(trainer.model)  # an override of evaluation_loop needs it
             with absent_named(doing), explained(trainer, doing), precision:
@@ -204,7 +202,6 @@ def evaluate_dataset(
             if before is None or args.eval_batch_size == 1 or args.batch_eval_metrics:
                 raise
         finally:
-            trainer._mt_loss.in_evaluation = False
             if not trainer.is_in_train:
                 trainer._mt_close_workers(loader)
         size = args.per_device_eval_batch_size = -(-args.eval_batch_size // 2)

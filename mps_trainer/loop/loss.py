@@ -152,7 +152,8 @@ class UpdateLoss:
         divisor: the divisor for the loss of the batch whose step comes next.
         accumulated: the batches of the update as the arguments say, some of which may be split into several.
         model_uses_items: True if the model's forward() computes with the number of items; None until the first batch.
-        in_evaluation: True while an evaluation runs, in which another process may have fewer batches.
+        counts_together: True while the batches of an update are loaded, the same number in all processes. In an
+            evaluation another process may have fewer.
     """
 
     def __init__(self, trainer: LossSurface) -> None:
@@ -160,7 +161,7 @@ class UpdateLoss:
         self.divisor: SupportsFloat = 1.0
         self.accumulated = 1
         self.model_uses_items: bool | None = None
-        self.in_evaluation = self._counted_alone = False
+        self.counts_together = self._counted_alone = False
         self._computed_by = "subclass"  # the last loss: a name in `rule`
         self._was_given_items = True  # False where a subclass has called compute_loss without them
         self._watches = True  # until a batch has shown whether a subclass uses the number of items
@@ -206,16 +207,14 @@ class UpdateLoss:
 
     # The items of an update
 
-    def items(self, batches: list[Any], alone: bool = False) -> torch.Tensor | None:
-        """Returns the number of items in the batches of an update; None if the loss does not use it or it is unknown.
+    def items(self, batches: list[Any]) -> torch.Tensor | None:
+        """Returns the number of items in `batches`; None if the loss does not use it or it is unknown.
 
-        Args:
-            batches: of this process. Those that pad its share are counted by another one.
-            alone: True for the items of this process, False for those of all outside an evaluation.
+        In an update returns those of all processes. Batches that pad the share of this one are counted by another.
         """
         trainer, processes = self.trainer, self.trainer._mt_processes
-        self._counted_alone = alone or self.in_evaluation
-        is_shared = processes.is_distributed and not self._counted_alone
+        self._counted_alone = not self.counts_together
+        is_shared = processes.is_distributed and self.counts_together
         padding = self.padding(len(batches)) if is_shared else set()
         own = [batch for number, batch in enumerate(batches) if number not in padding]
         items = None

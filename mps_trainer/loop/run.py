@@ -245,11 +245,14 @@ class TrainingRun:
             self.batch_source.record_before_batches(self.may_save() or stops)
             number = self.plan.batches_in_update(done)
             try:
+                self.trainer._mt_loss.counts_together = True
                 group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
             except RuntimeError:
                 if self.signals.signum is None:
                     raise
                 self.save_without_batch(done)  # the signal has ended a worker
+            finally:
+                self.trainer._mt_loss.counts_together = False
             self.batch_source.restore_rng()  # transformers sets the states of its checkpoints as late
             if not group:
                 break

@@ -38,9 +38,8 @@ def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -
     asked: Any = args.activation_checkpointing_kwargs
     given = dict(asked or {})
     parameters = inspect.signature(enable).parameters
-    takes_any = any(
-        each.kind is each.VAR_KEYWORD for each in parameters.values()
-    )  # sentence-transformers passes them on
+    # sentence-transformers passes on what its method does not name
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     names = [name for name in ("every_n_layers", "offload") if name in given and (takes_any or name in parameters)]
     of_layers = {name: given.pop(name) for name in names}
     if str(enable.__module__).startswith("transformers."):  # a model of one's own may take other keys

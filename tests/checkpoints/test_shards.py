@@ -52,7 +52,6 @@ def test_damaged_parts_are_refused(written, damage):
 
 def test_a_tensor_of_another_shape_or_with_a_part_missing_is_refused(written, monkeypatch):
     assert "weight" in refusal(shards.read_into, str(written), shards.WEIGHTS, {"weight": torch.zeros(5, 5)})
-    """A part of a tensor that no file has would stay as the memory happens to be."""
     real = dcp.HuggingFaceStorageReader.read_metadata
 
     def without_a_chunk(reader):

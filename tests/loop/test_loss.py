@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers.trainer_utils import EvalLoopOutput
 
 from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
@@ -246,7 +245,9 @@ class Others:
 
 def among(others, average=True, overrides=(), **settings):
     args = SimpleNamespace(average_tokens_across_devices=average)
-    return loss_with(*overrides, processes=others, args=args, **settings)
+    loss = loss_with(*overrides, processes=others, args=args, **settings)
+    loss.counts_together = True
+    return loss
 
 
 def batch(*labels: int) -> dict[str, torch.Tensor]:
@@ -505,7 +506,7 @@ def test_only_the_first_batch_of_a_silent_subclass_is_watched():
 def test_items_of_an_update_leave_out_those_of_another_process(make_trainer, monkeypatch, padded):
     trainer = make_trainer()
     monkeypatch.setattr(trainer, "_mt_processes", Others(theirs=[5.0, 0, 1]))
-    trainer.model_accepts_loss_kwargs = True
+    trainer.model_accepts_loss_kwargs = trainer._mt_loss.counts_together = True
     padded(trainer._mt_loss, 2)
     batches, items = trainer.get_batch_samples(iter([batch(1, 1, 1), batch(1, 1), batch(1)]), 2, torch.device("cpu"))
     assert len(batches) == 2
@@ -515,40 +516,29 @@ def test_items_of_an_update_leave_out_those_of_another_process(make_trainer, mon
     assert items.item() == 5  # none of its own
 
 
-class OfTransformers(Trainer):
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        batches = [next(epoch_iterator) for _ in range(num_batches)]
-        return batches, self._get_num_items_in_batch(batches, device)
-
-
-class Evaluates(Trainer):
-    def evaluation_loop(self, *_, **__):
-        self._mt_processes = Others(theirs=[5.0, 0, 1])
-        self.items = self._get_num_items_in_batch([batch(1, 1, 1)], torch.device("cpu"))
-        return EvalLoopOutput(None, None, {}, 3)
-
-
-def test_an_evaluation_does_not_wait_for_items_of_others(make_trainer):
-    trainer = make_trainer({"kind": Evaluates})
-    trainer.model_accepts_loss_kwargs = True
-    trainer.evaluate()
-    assert trainer.items == 3
-    assert trainer._get_num_items_in_batch([batch(1, 1, 1)], torch.device("cpu")) == 8
-
-
 class Doubling(Trainer):
     def _get_num_items_in_batch(self, batch_samples, device):
         return super()._get_num_items_in_batch(batch_samples, device) * 2
 
 
-@pytest.mark.parametrize(("kind", "items", "in_evaluation"), [(OfTransformers, 8, 3), (Doubling, 16, 16)])
-def test_overrides_get_and_give_the_items_of_all_processes(make_trainer, monkeypatch, kind, items, in_evaluation):
-    trainer, given = make_trainer({"kind": kind}), []
+def test_an_override_counts_the_items_of_all_processes_in_an_update_alone(make_trainer, monkeypatch):
+    trainer, given = make_trainer({"kind": Doubling}), []
     monkeypatch.setattr(trainer, "_mt_processes", Others(theirs=[5.0, 0, 1]))
     trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: given.append(num_items_in_batch) or LOSS
-    assert trainer.get_batch_samples(iter([batch(1, 1, 1)]), 1, torch.device("cpu"))[1] == items
-    trainer.model.eval()
+    trainer._mt_loss.counts_together = True
+    assert trainer.get_batch_samples(iter([batch(1, 1, 1)]), 1, torch.device("cpu"))[1] == 16
+    trainer._mt_loss.counts_together = False
     three = {"x": torch.ones(3, 4), "labels": torch.tensor([1, 0, 1])}
-    loss, *_ = trainer.prediction_step(trainer.model, three, True)
-    assert given == [in_evaluation]
-    assert loss == LOSS * (2 if kind is Doubling else 1)  # what they add up to is divided by the number of processes
+    assert trainer.prediction_step(trainer.model.eval(), three, True)[0] == LOSS
+    assert given == [6]
+
+
+def test_items_are_counted_together_while_the_batches_of_an_update_are_loaded(make_trainer):
+    together = []
+
+    class Notes(Trainer):
+        def _get_num_items_in_batch(self, batch_samples, device):
+            together.append(self._mt_loss.counts_together)
+
+    make_trainer({"kind": Notes}, max_steps=2, eval_strategy="epoch").train()
+    assert together == [True] * 2 + [False] * 3
