@@ -323,7 +323,7 @@ def test_the_simulated_device_trains_as_the_cpu_and_needs_the_memory_that_fit_co
         computed = measure_step(trainer, largest_batch(trainer, 1)).bytes_peak
     gc.collect()
     with on_device("mps", fallback=False, same_draws_as_cpu=True) as mps:
-        before = mps.counters()["bytes_live"]  # of other tests
+        before = mps.counters()["bytes_live"]  # other tests left them
         mps.reset()
         found = make(head, use_cpu=False).train().training_loss
         needed = mps.report().bytes_peak - before

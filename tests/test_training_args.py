@@ -67,7 +67,7 @@ def test_the_device_is_decided_on_first_access_once_and_logged_once(on_machine, 
     args = TrainingArguments()
     assert caplog.records == []
     assert args.device == args.device == torch.device("mps")
-    args._n_gpu = 0  # as transformers' search with Ray does
+    args._n_gpu = 0  # transformers' search with Ray sets it
     assert (args.n_gpu, args.world_size, args.process_index, args.should_save) == (1, 1, 0, True)
     assert looks == [MAC]
     (record,) = caplog.records

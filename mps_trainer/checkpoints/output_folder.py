@@ -28,7 +28,7 @@ except ImportError:  # Windows
 
 logger = logging.getLogger(__name__)
 
-_held: set[tuple[int, str]] = set()  # by runs of this process, which the operating system lets lock a file twice
+_held: set[tuple[int, str]] = set()  # the system lets one process lock a file twice
 _guard = threading.Lock()
 
 

@@ -24,7 +24,7 @@ class MemoryTable:
     """Holds the memory of one device at one moment, in bytes. None where the device does not report it."""
 
     device: str
-    live: int | None = None  # in tensors
+    live: int | None = None  # tensors take so much
     driver: int | None = None  # this process holds it, with torch's cache
     recommended: int | None = None  # the maximum that Metal recommends; elsewhere the device's memory
     model: int = 0

@@ -409,7 +409,7 @@ class TrainingRun:
         """Finishes the run and returns its metrics."""
         self.checkpoints.save_again()
         processes = self.trainer._mt_processes
-        processes.wait()  # for what the first one has written
+        processes.wait()  # the first one may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):
             waited = ", ".join(f"process {rank} {share:.0%}" for rank, share in enumerate(shares))
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")

@@ -19,7 +19,7 @@ from ..errors import MisconfigurationException
 from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
-of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name
+of_transformers = logging.getLogger("transformers.trainer")  # its users look for these lines under its name
 
 
 class CallbackStateError(MisconfigurationException):

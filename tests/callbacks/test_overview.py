@@ -141,7 +141,7 @@ def test_a_notebook_has_the_same_first_lines_and_leaves_the_bars_of_what_has_fai
     assert printed.startswith("Training on cpu: use_cpu=True")
     assert "  15 steps, 3 epochs of 40 examples\n" in printed
     trainer.args.eval_strategy = "no"
-    trainer.log({"loss": 1.0})  # which has no table
+    trainer.log({"loss": 1.0})  # there is no table
 
 
 @pytest.mark.parametrize("model", [SimpleNamespace(), SimpleNamespace(parameters=74)], ids=["around", "odd"])

@@ -64,7 +64,7 @@ def test_it_is_renewed_only_after_a_change_and_keeps_the_number_of_the_save(make
     old = folder / "inner" / "vocabulary.txt"
     times = old.stat()
     old.write_text("four")
-    os.utime(old, (times.st_atime - 1000, times.st_mtime - 1000))  # as a copy with its times has it
+    os.utime(old, (times.st_atime - 1000, times.st_mtime - 1000))  # a copy may keep its times
     (folder / "optimizer.pt").unlink()
     (folder / "größe.txt").write_text("mine")
     assert manifest.fault(str(folder)) is not None

@@ -279,5 +279,5 @@ def test_what_it_cannot_judge_is_left_alone(make_model):
     batch = {"input_ids": torch.zeros(2, 3, dtype=torch.uint16), "labels": torch.tensor([5, 0])}
     with BatchCheck(bert()).watching(batch, str):
         found = torch.gather(torch.eye(2), index=torch.zeros(2, 1, dtype=torch.long), dim=1)
-        assert batch["input_ids"].long().sum() == 0  # in a format that torch cannot compare
+        assert batch["input_ids"].long().sum() == 0  # torch cannot compare the format
     assert found.tolist() == [[1], [0]]

@@ -101,7 +101,7 @@ def test_a_worker_ignores_interrupts_and_is_still_prepared_as_its_user_asks(pers
 
 
 def test_a_worker_that_a_signal_ends_does_not_disturb_what_the_main_process_does(monkeypatch):
-    monkeypatch.setattr(signals, "GRACE", 1)  # for a worker that is forked
+    monkeypatch.setattr(signals, "GRACE", 1)  # a forked worker needs no more
     loader = loader_of(Draws(), num_workers=1)
     batches = iter(loader)
     next(batches)

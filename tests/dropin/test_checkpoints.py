@@ -78,7 +78,7 @@ def test_resumed_run_logs_what_it_logs_in_transformers(assert_same_runs):
     def run(library):
         trained(library, max_steps=4)
         trainer = trained(library, library.folder / "checkpoint-2", include_num_input_tokens_seen="all")
-        trainer.state.log_history[-1].pop("train_loss")  # that of the whole run here, and of its last part there
+        trainer.state.log_history[-1].pop("train_loss")  # it is of the whole run here, of its last part there
         return trainer.state.log_history[2:]
 
     assert_same_runs(run)

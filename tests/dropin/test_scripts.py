@@ -48,7 +48,7 @@ def test_script_has_same_losses_metrics_and_files(both, monkeypatch):
         trainer.save_metrics("test", {"score": 2.0}, combined=False)
         predictions = trainer.predict(dev).predictions
         trainer.create_model_card(model_name="tiny", finetuned_from="tiny", tags=["words"], dataset="files")
-        own = ("loop_state.json", "manifest.json")  # in each checkpoint, beside transformers' files
+        own = ("loop_state.json", "manifest.json")  # each checkpoint has them beside the others
         files = {str(path.relative_to(library.folder)) for path in library.folder.rglob("*") if path.name not in own}
         names = ("trainer_state.json", "all_results.json", "train_results.json", "config.json")
         state, *read = (json.loads((library.folder / name).read_text()) for name in names)

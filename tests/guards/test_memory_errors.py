@@ -49,7 +49,7 @@ def ends(make_trainer):
 def test_too_large_a_batch_is_to_be_made_smaller(small, ends):
     error = ends(bert(), rows(), per_device_train_batch_size=64, gradient_accumulation_steps=3)
     assert isinstance(error, MisconfigurationException)
-    assert isinstance(error, torch.OutOfMemoryError)  # which is a RuntimeError
+    assert isinstance(error, torch.OutOfMemoryError)  # so it is a RuntimeError
     message = str(error)
     assert message.startswith("mps ran out of memory in training in step 1. Held: tensors ")
     assert "\n" not in message

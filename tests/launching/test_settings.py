@@ -92,7 +92,7 @@ def test_variables_are_set_for_every_setting_and_recorded():
 def test_environment_fits_the_lower_watermark_to_the_one_that_is_set():
     half = {"memory_fraction": 0.5}
     assert float(environment({}, half, {})[LOW]) < 0.5
-    # what the shell has set is the shell's to make fit
+    # the shell's own setting stays as it is
     assert environment({}, half, {HIGH: "0.7"}) == {HIGH: "0.7"}
 
 

@@ -132,7 +132,7 @@ def test_parts_of_a_batch_do_not_add_up_to_a_larger_loss_if_a_subclass_ignores_t
 def test_repeated_update_is_counted_once(train):
     settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "include_num_input_tokens_seen": "all"}
     enough = train(Hungry(), **settings)
-    scarce = train(Hungry(lambda number, rows: 4 if number == 1 else 8), **settings)  # in the middle of an update
+    scarce = train(Hungry(lambda number, rows: 4 if number == 1 else 8), **settings)  # it runs out amid an update
     assert scarce.model.sizes == [8, 8, *[4] * 8]
     assert scarce.state.total_flos > 0
     assert scarce.state.num_input_tokens_seen > 0
@@ -317,7 +317,7 @@ def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, c
     trainer = make_trainer({"model": model, "train_dataset": examples(count), "data_collator": pairs}, **settings)
 
     def limit(**_):
-        trainer._mt_run.run_state.examples_at_a_time = 4  # as after a restart because of memory
+        trainer._mt_run.run_state.examples_at_a_time = 4  # a restart because of memory sets it
 
     trainer.add_callback(callback(on_train_begin=limit))
     trainer.train()

@@ -49,7 +49,7 @@ def test_a_described_mac_per_cause(cause):
         {},
         {"swap": GIB + GIB // 2},  # a little
         {"swap": 0},
-        {"load": 8.0},  # as many as there are cores
+        {"load": 8.0},  # there are as many cores
         {"thermal": None, "pressure": None, "swap": None, "load": None},
         {"thermal": None, "pressure": None},  # Linux
     ],

@@ -306,7 +306,7 @@ def test_batches_that_cannot_be_counted_count_the_same_and_those_without_items_h
     ("theirs", "mine", "expected"),
     [
         ([5.0, 0, 1], batch(1, 1, 1), torch.tensor(8)),
-        ([5.0, 1, 1], batch(1, 1, 1), None),  # of another process they are unknown
+        ([5.0, 1, 1], batch(1, 1, 1), None),  # another process does not know its own
         ([5.0, 0, 1], {"x": torch.ones(3)}, None),
     ],
 )
@@ -339,7 +339,7 @@ def test_items_are_asked_for_again_from_the_step_on_in_which_a_callback_sets_a_l
 
 def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
     trainer = make_trainer(max_steps=1)
-    trainer._mt_loss._all_ignore_items = True  # by an earlier run, whose loss may have been another one
+    trainer._mt_loss._all_ignore_items = True  # an earlier run had another loss
     trainer.train()
     assert not trainer._mt_loss._all_ignore_items
 
@@ -441,7 +441,7 @@ def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(accepte
     loss = loss_with("compute_loss", model_accepts_loss_kwargs=accepted)
     loss.accumulated, loss.model_uses_items = 2, False
     assert loss.may_use_items is accepted  # else a loss that divides by them would be divided twice
-    scaled(loss)  # in the batch before
+    scaled(loss)  # this is the batch before
     loss.items_for_compute_loss(8)
     assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
     assert loss.scaled(OUTPUTS["loss"], None) == 3

@@ -58,7 +58,7 @@ class TestTelling:
         trainer = trained({"train_dataset": with_bad_row()}, max_steps=10, **settings)
         assert len(warnings_of(caplog)) == times
         assert times == 1 or "It is the first of 5 such steps since the last log." in warnings_of(caplog)[1]
-        assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # which logging_nan_inf_filter saw to
+        assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # logging_nan_inf_filter saw to it
 
     def test_a_gradient_between_two_logs_is_told(self, make_trainer, caplog):
         class Overflowing(Trainer):

@@ -86,7 +86,7 @@ WHERE = {
 def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, trained, tmp_path, where, more, collator):
     event, number, step = where
     settings = {**SETTINGS, **more}
-    given = {"callbacks": [SignalAt(event, 0)], "data_collator": collator}  # who listens decides how to clip
+    given = {"callbacks": [SignalAt(event, 0)], "data_collator": collator}  # a listener decides how to clip
     whole = trained(given, output_dir=str(tmp_path / "whole"), **settings)
     stopped, ended = interrupted(make_trainer, SignalAt(event, number), collator, **settings)
     assert ended.code == 143
@@ -246,11 +246,11 @@ MACS = {"RANK": "1", "MPS_TRAINER_COMMAND": "launch --hosts mac1.local,mac2.loca
         ({"MLX_RANK": "1"}, 2, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
         (SLURM, 2, 2, SRUN),
         (MACS, 2, 2, [sys.executable, "-m", "mps_trainer", "launch", "--hosts", "mac1.local,mac2.local"]),
-        # of torchrun -m mps_trainer run train.py, and the same of srun
+        # these are variables of torchrun -m mps_trainer run train.py, and of srun
         ({"RANK": "1", **RUN}, 2, 1, [*TORCHRUN, "--nproc_per_node", "2", "-m", "mps_trainer", "run"]),
         ({**SLURM, **RUN}, 2, 2, [*SRUN, "-m", "mps_trainer", "run"]),
         ({**SLURM, **LAUNCH}, 2, 2, [*SRUN, "-m", "mps_trainer", "launch", "--cpu"]),
-        ({"MPS_TRAINER_COMMAND": "run sweep.py"}, 1, 1, [sys.executable]),  # which has started train.py
+        ({"MPS_TRAINER_COMMAND": "run sweep.py"}, 1, 1, [sys.executable]),  # it has started train.py
     ],
 )
 def test_the_way_on_names_the_launcher_processes_and_machines(monkeypatch, environ, size, machines, expected):

@@ -106,7 +106,7 @@ def test_a_stream_goes_on_where_its_checkpoint_says(make_trainer):
     for has_ended, place in ((False, (2, 2)), (True, (3, 0))):  # two updates, of one batch each in this run
         state.load_state_dict({**saved, "epoch_has_ended": has_ended})
         assert (state.epoch, state.batches) == place
-    state.load_state_dict({})  # of transformers
+    state.load_state_dict({})  # transformers saves none
     assert state.epoch_has_ended
 
 
@@ -128,7 +128,7 @@ def test_norm_and_rate_of_an_override_are_saved_as_plain_numbers(make_trainer):
 @pytest.mark.parametrize(("strategy", "stop"), [("steps", 3), ("steps", 5), ("epoch", 5), ("steps", 6)])
 def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(assert_resumes, strategy, stop):
     settings = {"max_steps": 7, "save_strategy": strategy, "save_steps": 1, "per_device_train_batch_size": 4}
-    assert_resumes(stop, lambda: {"train_dataset": Stream(examples(20))}, **settings)  # of 5 batches in an epoch
+    assert_resumes(stop, lambda: {"train_dataset": Stream(examples(20))}, **settings)  # an epoch has 5
 
 
 def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_is_told(trained):

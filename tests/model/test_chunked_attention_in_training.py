@@ -208,7 +208,7 @@ def test_other_uses_of_a_mask_make_it_whole():
     whole = torch.ones(1, 1, 4, 4).tril()
     assert torch.equal(mask[:, :, 1:], whole[:, :, 1:])
     assert torch.equal(torch.add(mask, other=1), whole + 1)
-    assert torch.equal(torch.cat([mask, whole], dim=-1), torch.cat([whole, whole], dim=-1))  # as in T5Gemma 2
+    assert torch.equal(torch.cat([mask, whole], dim=-1), torch.cat([whole, whole], dim=-1))  # T5Gemma 2 does so
     assert mask.ndim == 4
     assert torch.equal(mask == 0, whole == 0)
     assert torch.equal(1 - mask, 1 - whole)

@@ -13,7 +13,7 @@ from mps_trainer.utils.overrides import Overrides
 from tests import installed_torch
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 5, 6, 11
-CHAINS = 100  # for each of the 20 seeds
+CHAINS = 100  # each of the 20 seeds has so many
 FACTOR = 0.5
 CPU = torch.device("cpu")
 
@@ -149,7 +149,7 @@ def loss_of(x, rng):
         lambda: x.float().view(-1, x.shape[-1]),
         lambda: x.reshape(-1, x.shape[-1]),
     ]
-    loss, rows = rng.choice(LOSSES), rng.choice(views)()  # as most models give them to a loss
+    loss, rows = rng.choice(LOSSES), rng.choice(views)()  # most models do so
     return loss(rows, targets(rows, rng), rng).float()
 
 

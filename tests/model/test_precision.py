@@ -105,7 +105,7 @@ def test_some_layers_are_recomputed_and_a_mac_has_no_place_to_move_activations_t
     assert [layer.gradient_checkpointing for layer in trainer.model.bert.encoder.layer] == [True, False]
     assert "offload in activation_checkpointing_kwargs has no effect" in caplog.text
 
-    class Wrapper(Classifier):  # as in sentence-transformers
+    class Wrapper(Classifier):  # sentence-transformers has one
         def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs=None, **others):
             self.given = others
 

@@ -109,7 +109,7 @@ def test_a_checkpoint_of_a_run_that_has_gone_on_is_newer_than_the_record(tmp_pat
     checkpoint = tmp_path / "checkpoint-10" / "trainer_state.json"
     checkpoint.write_text(json.dumps({**STATE, "global_step": 10}))
     reached = {}
-    for age in (-9, 9):  # of a longer run before, of the same run resumed
+    for age in (-9, 9):  # a longer run wrote it before, or the resumed run did
         changed = os.path.getmtime(tmp_path / name) + age
         os.utime(checkpoint, (changed, changed))
         reached[age] = record_of(str(tmp_path)).outcome["step"]

@@ -108,8 +108,8 @@ def overflowed(batches):
 @pytest.mark.parametrize(
     ("issue", "operator", "wrong", "said"),
     [
-        (176767, ATTENTION, lambda tensor: torch.nn.functional.pad(tensor, (0, 8)), ""),  # as wide as the keys
-        (190791, ATTENTION, lambda tensor: tensor + 0.024 * tensor.abs().max(), ""),  # as much as its thread measured
+        (176767, ATTENTION, lambda tensor: torch.nn.functional.pad(tensor, (0, 8)), ""),  # it is as wide as the keys
+        (190791, ATTENTION, lambda tensor: tensor + 0.024 * tensor.abs().max(), ""),  # its thread measured so much
         (189495, "linear", overflowed, "the first of 17 batches differs from the CPU by "),
         (195404, "embedding_dense_backward", lambda tensor: tensor * (1 + 1e-6 * next(NUMBERS)), "4 of 5 times they"),
     ],
@@ -155,7 +155,7 @@ UNKNOWN = " (not known for this machine: please report it)"
     [
         (177116, None, "failed", f"pytorch issue 177116: wrong{UNKNOWN}"),
         (177116, KNOWN_FAULTS, "failed", "pytorch issue 177116: wrong"),
-        (175191, None, "failed", f"pytorch issue 175191: wrong{UNKNOWN}"),  # which needs no warning where it is known
+        (175191, None, "failed", f"pytorch issue 175191: wrong{UNKNOWN}"),  # a known one needs no warning
         (195404, None, "passed", "known, and harmless or rare: pytorch 195404 (wrong)"),
         (195163, KNOWN_FAULTS, "passed", "known on this machine, and no update fixes it: pytorch 195163 (wrong)"),
     ],

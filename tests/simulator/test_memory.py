@@ -84,7 +84,7 @@ def test_torch_reports_the_memory(small):
 def held():
     """Returns a function that gives the MiB on the device, without those that earlier tests left there."""
     with on_device("mps", memory="4GB") as device:
-        torch.mps.empty_cache()  # what is left in the pool would be used again
+        torch.mps.empty_cache()  # memory in the pool would be used again
         others = fill_heaps(device)
         before = device.counters()["bytes_held"]
         yield lambda: (device.counters()["bytes_held"] - before) / MIB
@@ -124,7 +124,7 @@ def test_memory_is_taken_in_heaps_and_kept_until_the_cache_is_emptied(held):
     del own, huge, large, small[0]
     assert held() == 8 + 32 + 32 + 1024 + HEAP_OF_901
     torch.mps.empty_cache()
-    assert held() == 8  # of which half a mebibyte is in use
+    assert held() == 8  # half a mebibyte is in use
     small.clear()
     torch.accelerator.empty_cache()
     assert held() == 0
@@ -176,7 +176,7 @@ def test_a_block_in_use_keeps_its_neighbours_apart_and_its_heap(held):
 
 def test_a_large_buffer_is_not_kept_for_something_much_smaller(held):
     of(100)
-    kept = [of(11) for _ in range(20)]  # of its heap, where there is room beside it
+    kept = [of(11) for _ in range(20)]  # its heap has room beside it
     assert held() == 1024
     del kept
 
