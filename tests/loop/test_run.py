@@ -118,11 +118,11 @@ def test_a_dataset_goes_on_where_the_steps_say_whatever_the_batches_were_before(
     assert (run.run_state.epoch, run.run_state.batches, run.run_state.first_step) == (1, 2, 4)
 
 
-def test_norm_and_rate_of_an_override_are_saved_as_plain_numbers(make_trainer):
+def test_norm_and_rate_of_an_override_are_saved_as_plain_numbers_and_loaded(make_trainer):
     state = TrainingRun(make_trainer()).run_state
     state.grad_norm, state.learning_rate = np.float32(1.5), torch.tensor(0.25)
-    saved = json.loads(json.dumps(state.state_dict()))
-    assert (saved["grad_norm"], saved["learning_rate"]) == (1.5, 0.25)
+    state.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert repr((state.grad_norm, state.learning_rate)) == "(1.5, 0.25)"
 
 
 @pytest.mark.parametrize(("strategy", "stop"), [("steps", 3), ("steps", 5), ("epoch", 5), ("steps", 6)])
@@ -168,6 +168,7 @@ def test_speed_is_that_of_the_steps_since_the_resume(make_trainer):
     metrics = run.metrics(4000, time.time() - 100)
     assert metrics["train_steps_per_second"] == pytest.approx(2, rel=0.02)
     assert metrics["train_samples_per_second"] == pytest.approx(20, rel=0.02)
+    assert metrics["total_flos"] == run.trainer.state.total_flos
 
 
 def batch_of(rows):
