@@ -16,7 +16,6 @@ ALL = [
 ]
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_ROLE = re.compile(r"\{doc\}`(?:[^`<]*<)?([^`<>]+)>?`")
 
 
 def text_of(page: Path) -> str:
@@ -42,9 +41,3 @@ def test_link_targets_exist(page):
         assert target.exists(), link
         assert target.is_relative_to(ROOT), link
         assert not anchor or anchor in anchors_of(target), link
-
-
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
-def test_named_pages_exist(page):
-    named = _ROLE.findall(page.read_text(encoding="utf-8"))
-    assert {name for name in named if not (ROOT / "docs" / f"{name}.md").exists()} == set()
