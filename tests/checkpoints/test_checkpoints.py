@@ -50,13 +50,14 @@ def test_a_failed_save_does_not_replace_a_best_that_is_there(saver, trainer, tmp
 
 def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_path, monkeypatch):
     noted = []
-    monkeypatch.setattr(trainer._mt_events, "note", lambda kind, text="": noted.append(kind))
+    monkeypatch.setattr(trainer._mt_events, "note", lambda *event: noted.append(event))
     saver._note_result(str(tmp_path / "run" / "checkpoint-2"), None, "the disk is full")
+    told = saver.unsaved
     trainer.state.global_step = 3
     saver.write()
     saver.fire_on_save()
     saver.wait()
-    assert noted == ["fault", "checkpoint"]
+    assert noted == [("fault", told), ("checkpoint",)]
 
 
 def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(saver, trainer, make_args, tmp_path, gate):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import EarlyStoppingCallback, TrainerControl
 
 from mps_trainer.checkpoints.usable_states import require_exported, require_usable
@@ -85,8 +86,11 @@ def stepped(kind):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_optimizer_takes_its_own_state(kind):
-    require_usable(stepped(kind).state_dict(), stepped(kind))
+def test_optimizer_takes_its_own_state_and_trying_it_calls_no_hook(kind, request):
+    saved, optimizer = stepped(kind).state_dict(), stepped(kind)
+    hook = register_optimizer_step_pre_hook(lambda *args: pytest.fail("a trial is no step"))
+    request.addfinalizer(hook.remove)
+    require_usable(saved, optimizer)
 
 
 def test_what_a_run_has_set_itself_or_a_class_of_ones_own_keeps_is_taken():

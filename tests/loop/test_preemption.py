@@ -104,13 +104,14 @@ def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, trai
 
 
 @pytest.mark.parametrize("on_start", [False, True])
-def test_an_evaluation_is_left_and_not_waited_for(make_trainer, on_start):
+def test_an_evaluation_is_left_and_not_waited_for(make_trainer, capfd, on_start):
     trainer, ended = interrupted(make_trainer, SignalAt("on_prediction_step", 1), eval_on_start=on_start, **SETTINGS)
     assert ended.code == 143
     assert ended.__context__ is None  # nor does Ctrl-C show two tracebacks
     assert trainer.state.global_step == (0 if on_start else 2)
     assert logged(trainer, "eval_loss") == []
     assert len(find_checkpoints(trainer.args.output_dir)) == (0 if on_start else 1)
+    assert ("with nothing new to save" in capfd.readouterr().err) is on_start
 
 
 def test_an_interrupt_is_one_with_the_way_on_also_of_a_run_that_saves_nothing_else(make_trainer):
