@@ -117,24 +117,3 @@ def test_the_exit_status_says_whether_all_resolve(resolve, capsys):
     assert printed.count("143 packages, 0.5 s") == printed.count("FAILED: pillow==13.0.0") == 4
     assert printed.count("we can conclude that") == 1
     assert "\nPython 3.10 on macOS, arm64; Python 3.10 on Linux, x86-64:\n" in printed
-
-
-def test_uv_is_asked_for_wheels_of_that_python_and_platform(resolve, monkeypatch):
-    calls = []
-
-    def run(command, **settings):
-        calls.append((command, settings))
-        return resolve.subprocess.CompletedProcess(command, 0, "numpy==2.4.6\ntorch==2.15.0\n", "")
-
-    monkeypatch.setattr(resolve, "uv", lambda: "uv")
-    monkeypatch.setattr(resolve.subprocess, "run", run)
-    found = resolve.resolve(["-c", "constraints.txt", "-e", ".[examples]"], "3.13", "aarch64-apple-darwin")
-    ((command, settings),) = calls
-    assert (found.packages, found.error) == (2, None)
-    assert " --only-binary :all: " in " ".join(command)
-    assert " --python-version 3.13 --python-platform aarch64-apple-darwin -c constraints.txt -" in " ".join(command)
-    asked = settings["input"].splitlines()
-    assert "torch>=2.6,<3" in asked
-    assert "scipy>=1.13" in asked
-    assert not [line for line in asked if line.startswith(("#", "sphinx", "pytest"))]
-    assert settings["env"]["MACOSX_DEPLOYMENT_TARGET"] == "14.0"  # the oldest macOS in docs/install.md
