@@ -90,4 +90,6 @@ def _first_user() -> str | None:
     return None
 
 
+if __name__ == "__main__":  # a script after `python -m` would not run, and the exit status be 0
+    sys.exit("mps_trainer.replace_transformers is imported by scripts and runs none. Use `mps-trainer run SCRIPT`.")
 replace()

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from transformers import training_args, utils
 
 from .. import check
 from ..errors import ScriptStopped
 from ..trainer import Trainer
+from ..utils.attributes import attributes_replaced
 from .step import evaluate_batch, few_batches, trace_step
 from .tracer import Tracer
 
@@ -99,7 +101,14 @@ def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int)
 
     trainer.callback_handler.callbacks = [DefaultFlowCallback(), StopAfterLog()]
     tracer = Tracer()
-    with tracer, contextlib.suppress(_StepsDone), logging:
+    load = _BaseDataLoaderIter.__next__
+
+    def load_on_host(batches: Any) -> Any:
+        with tracer.paused():  # transforms of images are modules, and name the device of their tensors
+            return load(batches)
+
+    untraced = attributes_replaced([(_BaseDataLoaderIter, "__next__", load_on_host)])
+    with untraced, tracer, contextlib.suppress(_StepsDone), logging:
         train(trainer)
     evaluate_batch(trainer, tracer)
     raise ScriptStopped(tracer.report(), trainer)

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from transformers.trainer_utils import has_length
 
 from ..data.buckets import BucketBatchSampler
+from ..data.epoch_loader import PrefetchIterator
 from ..data.order import distributed_sampler
 from ..data.samplers import RememberedOrder
 from ..distributed import Processes
@@ -58,6 +59,9 @@ def _batch_sampler(loader: Any) -> Any:
 def with_last(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
     """Yields each batch with True if it is the last one."""
     iterator = iter(batches)
+    if isinstance(iterator, PrefetchIterator):  # two batches ahead, a model that draws would get other numbers
+        yield from ((batch, iterator.loader.end_of_dataloader) for batch in iterator)
+        return
     batch = next(iterator, _END)
     while batch is not _END:
         following = next(iterator, _END)

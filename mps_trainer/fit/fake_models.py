@@ -23,7 +23,7 @@ _OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revisi
 _OF_LOADING = """
     low_cpu_mem_usage device_map max_memory offload_folder offload_buffers state_dict variant use_safetensors
     weights_only ignore_mismatched_sizes trust_remote_code disable_mmap use_kernels key_mapping _commit_hash
-    _from_auto _from_pipeline adapter_kwargs generation_config
+    _from_auto _from_pipeline adapter_kwargs generation_config mirror _fast_init from_tf from_flax offload_state_dict
 """
 
 

@@ -59,6 +59,23 @@ def test_check_allows_bf16_as_on_a_mac(check):
     assert (utils.is_torch_bf16_gpu_available, training_args.is_torch_bf16_gpu_available) == before
 
 
+CROPS = """
+import torch
+class Cropped(list):
+    crop = torch.nn.Identity()  # transforms of torchvision are modules
+    def __getitem__(self, i):
+        torch.special.airy_ai(self.crop(torch.ones(1)))
+        return super().__getitem__(i)
+data = Cropped(data)
+"""
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+def test_operators_that_load_data_run_on_the_host(check, trainer):
+    result = check(BERT + trainer + CROPS + TRAIN)
+    assert result.returncode == 0, result.stdout
+
+
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
 def test_check_of_a_failing_script_is_1_and_names_the_line(check, trainer, tmp_path):
     result = check(BERT + trainer + FAILS + TRAIN, "--json", "report.json")

@@ -131,3 +131,23 @@ def test_model_with_return_loss_is_evaluated_without_labels(assert_same_runs):
         return trainer, trainer.predict(rows).label_ids
 
     assert_same_runs(run)
+
+
+def test_model_that_draws_gets_numbers_of_transformers_where_batches_draw_too(assert_same_runs):
+    """ViTMAE masks patches at random, of images that are cropped at random."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x, return_loss=True):
+            return {"loss": (x * self.weight * (torch.rand(x.shape) < 0.5)).sum()}
+
+    def run(library):
+        rows = [{"x": i} for i in range(20)]
+        data = {"train_dataset": rows, "eval_dataset": rows, "eval_strategy": "steps", "eval_steps": 1}
+        data["data_collator"] = lambda items: {"x": torch.rand(len(items), 4)}
+        return library.trained(Masked(), evaluate=True, **data)
+
+    assert_same_runs(run)

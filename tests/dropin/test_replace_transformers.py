@@ -1,6 +1,7 @@
 """`replace_transformers` replaces transformers' Trainer and arguments, unless something was built on them before."""
 
 import importlib
+import runpy
 import sys
 import types
 
@@ -154,3 +155,9 @@ def test_accelerate_state_has_precision_of_arguments(replaced, tmp_path):
 def test_arguments_of_transformers_own_class_are_refused_in_one_line(tmp_path):
     theirs = transformers.TrainingArguments(str(tmp_path), **QUIET)
     assert "TrainingArguments from mps_trainer" in refusal(mps_trainer.Trainer, bert_classifier(), theirs)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_running_the_module_is_refused_because_it_runs_no_script(replaced):
+    with pytest.raises(SystemExit, match="Use `mps-trainer run SCRIPT`"):
+        runpy.run_module("mps_trainer.replace_transformers", run_name="__main__")
