@@ -249,6 +249,10 @@ class TrainingRun:
                 batches = self.batch_source.start_epoch(epoch, skip=done)
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             self.batch_source.record_before_batches(self.may_save() or stops)
+            accumulation = self.args.gradient_accumulation_steps * self.batches_in_one
+            if accumulation != self.plan.accumulation:  # a callback has changed it, to warm up the batch size for one
+                self.plan = self.history.plan = dataclasses.replace(self.plan, accumulation=accumulation)
+                self.history.start_epoch(epoch, self.trainer.state.global_step, done)
             number = self.plan.batches_in_update(done)
             try:
                 self.trainer._mt_loss.counts_together = True
