@@ -103,8 +103,10 @@ def read_integer_not_float(name: str, value: Any) -> int:
     return read_integer(name, value)
 
 
-def read_steps(name: str, value: Any) -> int | float:
-    """Returns a number of steps, or a fraction of all steps, which is below 1."""
+def read_steps(name: str, value: Any) -> int | float | None:
+    """Returns a number of steps, or a fraction of all steps, which is below 1; None for a strategy without steps."""
+    if value is None:  # Chronos gives it with save_strategy="no"
+        return None
     number = read_number(name, value)
     if number > 1 and number != int(number):
         raise refuse(name, value, "a whole number of steps, or below 1 for a fraction of all steps")

@@ -24,6 +24,7 @@ from .order import (
     is_distributed,
     set_epoch,
 )
+from .transfer import BatchTransfer
 from .workers import WorkerInit, end_pass
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class EpochLoader(DataLoader):
     end_of_dataloader = False  # whether the batch last given was the last of its epoch
     pass_number: int | None = None  # seeds workers that persist, see WorkerInit; None for the epoch
     made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
+    transfer: BatchTransfer | None = None  # to a device other than the CPU
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass."""
@@ -57,8 +59,10 @@ class EpochLoader(DataLoader):
         sampler = self.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
         set_epoch(epoch, batch_sampler, sampler, self.dataset)
 
-    def __iter__(self) -> PrefetchIterator:  # type: ignore[override]
-        return PrefetchIterator(self)
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Returns the batches on the Trainer's device, as Accelerate's loaders do: code of users relies on it."""
+        batches = PrefetchIterator(self)
+        return batches if self.transfer is None else map(self.transfer, batches)
 
     def iterate_once(self) -> Iterator[Any]:
         """Returns the batches of one pass, without prefetching."""
@@ -193,9 +197,10 @@ def prepare_loader(
         plain = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
         order = SeededSampler(plain, torch.initial_seed() if args.data_seed is None else args.data_seed)
         prepared.batch_sampler.sampler = order
-    if not processes.is_distributed:
-        return prepared
-    return _distributed(prepared, processes, config.split_batches if whole is None else whole, even)
+    if processes.is_distributed:
+        prepared = _distributed(prepared, processes, config.split_batches if whole is None else whole, even)
+    prepared.transfer = None if args.device.type == "cpu" else BatchTransfer(args.device)
+    return prepared
 
 
 def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: bool) -> EpochLoader:
@@ -266,6 +271,12 @@ def epoch_batches(
     if before_first is not None:
         before_first()
     return batches
+
+
+def host_batches(loader: Any) -> Iterator[Any]:
+    """Returns the batches of one pass in host memory, where the Trainer checks and counts them without waiting."""
+    is_ours = type(loader).__iter__ is EpochLoader.__iter__
+    return PrefetchIterator(loader) if is_ours else iter(loader)
 
 
 def order_of(loader: Any) -> SeededSampler | BucketBatchSampler | None:

@@ -15,13 +15,17 @@ _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of th
 def to_device(data: Any, device: torch.device) -> Any:
     """Returns `data` with every tensor in it on `device`; dictionaries, lists and tuples keep their type.
 
-    On mps, which has no float64, such tensors become float32: they are what NumPy makes of Python's floats.
+    Another object is moved by its method `to`, if it has one, as Accelerate moves a batch of graphs. On mps, which has
+    no float64, such tensors become float32: they are what NumPy makes of Python's floats.
     """
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=device, dtype=_dtype_on(device, tensor), non_blocking=device.type == "cuda")
 
-    return map_tensors(data, move)
+    def move_object(value: Any) -> Any:
+        return value.to(device) if device.type != "cpu" and callable(getattr(value, "to", None)) else value
+
+    return map_tensors(data, move, move_object)
 
 
 class BatchTransfer:
@@ -47,7 +51,11 @@ class BatchTransfer:
             return to_device(data, self.device)
         moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
         device = self.device
-        return map_tensors(data, lambda each: moved[id(each)] if id(each) in moved else to_device(each, device))
+
+        def move(each: Any) -> Any:
+            return moved[id(each)] if id(each) in moved else to_device(each, device)
+
+        return map_tensors(data, move, move)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies `tensors` to the device in one buffer and returns views of it."""

@@ -20,7 +20,9 @@ from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
+from ..data.epoch_loader import host_batches
 from ..data.order import distributed_sampler, is_distributed, is_padding
+from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
 from ..guards.memory import free_unused
@@ -30,6 +32,7 @@ from ..model.introspection import base_model, main_input_name
 from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
 from ..training_args import TrainingArguments
+from ..utils.overrides import Overrides
 from .batches import examples_in, in_step, is_sequential, order_of_rows, with_last
 from .metrics import named_metrics
 from .predictions import Predictions, mean_loss
@@ -52,8 +55,10 @@ class EvaluatedTrainer(Protocol):
     is_in_train: bool
     is_fsdp_enabled: bool
     _mt_precision: MixedPrecision
+    _mt_overrides: Overrides
     _mt_processes: Processes
     _mt_run: Any
+    _mt_transfer: BatchTransfer
 
     @property
     def _mt_events(self) -> Events: ...
@@ -87,7 +92,9 @@ def run_evaluation(
     is_even = distributed_sampler(loader) is not None  # then all processes have as many batches
     is_uneven = trainer.is_fsdp_enabled and not is_even  # each pass of a sharded model waits for all processes
     check, in_order = BatchCheck(base_model(model)), is_sequential(loader) and not is_shared
-    batches = with_last(loader)
+    batches = with_last(host_batches(loader))
+    own_steps = trainer._mt_overrides.has("prediction_step", "_prepare_inputs", "_prepare_input")
+    moves_batches = own_steps and args.device.type != "cpu"  # transformers' loaders do, so an override need not
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
     with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
         for number, ((inputs, is_last), counts) in enumerate(steps):
@@ -95,6 +102,7 @@ def run_evaluation(
             size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
             name_row = functools.partial(_name_row, description, seen if in_order else None)
             with check.watching(inputs, name_row):
+                inputs = trainer._mt_transfer(inputs) if moves_batches else inputs
                 loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and preprocess is not None:
                 logits = preprocess(logits, labels)

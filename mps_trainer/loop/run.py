@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, SupportsFloat
@@ -90,6 +91,9 @@ class TrainingRun:
         self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
         # an override of training_step may change a loss in place after it has returned it
         self.owns_losses = not overrides.has("training_step")
+        # transformers' loaders move batches, so an override need not
+        own_steps = overrides.has("training_step", "_prepare_inputs", "_prepare_input")
+        self.moves_batches = own_steps and args.device.type != "cpu"
         self.waits_at_each_step = not overrides.allow(
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
@@ -234,7 +238,9 @@ class TrainingRun:
             done = 0
         self.history.start_epoch(epoch, self.trainer.state.global_step, done)
         batches: Iterator[Any] | None = None
-        while self.trainer.state.global_step < self.plan.max_steps:
+        # a loader may give more batches than its length said when the run began, such as one of a dataset that grows
+        last = self.plan.batches_per_epoch or sys.maxsize
+        while self.trainer.state.global_step < self.plan.max_steps and done < last:
             self.run_state.update_start = done
             self.trainer._mt_loss.start_update(done)
             if self.stop_on_nan is not None:
@@ -243,6 +249,10 @@ class TrainingRun:
                 batches = self.batch_source.start_epoch(epoch, skip=done)
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             self.batch_source.record_before_batches(self.may_save() or stops)
+            accumulation = self.args.gradient_accumulation_steps * self.batches_in_one
+            if accumulation != self.plan.accumulation:  # a callback has changed it, to warm up the batch size for one
+                self.plan = self.history.plan = dataclasses.replace(self.plan, accumulation=accumulation)
+                self.history.start_epoch(epoch, self.trainer.state.global_step, done)
             number = self.plan.batches_in_update(done)
             try:
                 self.trainer._mt_loss.counts_together = True
@@ -302,7 +312,8 @@ class TrainingRun:
                     name_row = functools.partial(self.history.name_row, step, batches, i)
                     trainer.current_gradient_accumulation_steps, trainer._mt_loss.divisor = len(batches), divisor
                     with self.batch_check.watching(batch, name_row):
-                        loss = trainer.training_step(self.model, batch, num_items)
+                        inputs = trainer._mt_transfer(batch) if self.moves_batches else batch
+                        loss = trainer.training_step(self.model, inputs, num_items)
                     self.meter.add(loss if self.owns_losses else loss.clone(), step)
                     if self.drift is not None:
                         self.drift.add(batch)

@@ -17,6 +17,7 @@ from transformers.trainer_utils import TrainOutput
 from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
 from ..checkpoints.surface import SavingTrainer
+from ..data.transfer import BatchTransfer
 from ..guards.memory import MemoryGuard
 from ..guards.supervised import SupervisedRun
 from .loss import UpdateLoss
@@ -40,6 +41,7 @@ class TrainerSurface(SavingTrainer, Protocol):
     _mt_memory_guard: MemoryGuard | None
     _mt_checkpoints: Checkpoints
     _mt_tokens_before: int
+    _mt_transfer: BatchTransfer
 
     @property
     def _mt_events(self) -> Events: ...

@@ -37,8 +37,10 @@ def map_plain_tensors(tensor: torch.Tensor, function: Callable[[torch.Tensor], t
     return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
 
 
-def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns a copy of `value` with `function` applied to each tensor. Other values are kept.
+def map_tensors(
+    value: Any, function: Callable[[torch.Tensor], torch.Tensor], others: Callable[[Any], Any] = lambda value: value
+) -> Any:
+    """Returns a copy of `value` with `function` applied to each tensor, and `others` to each other value.
 
     A dictionary or list whose class cannot be made of one is a plain one in the copy.
     """
@@ -46,13 +48,13 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
         return function(value)
     parts: Any
     if isinstance(value, Mapping):
-        parts = {key: map_tensors(part, function) for key, part in value.items()}
+        parts = {key: map_tensors(part, function, others) for key, part in value.items()}
     elif isinstance(value, (list, tuple)):
-        parts = [map_tensors(part, function) for part in value]
+        parts = [map_tensors(part, function, others) for part in value]
         if hasattr(value, "_fields"):
             return type(value)(*parts)
     else:
-        return value
+        return others(value)
     try:
         return type(value)(parts)
     except TypeError:  # the constructor of a defaultdict takes a function, for one

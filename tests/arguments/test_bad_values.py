@@ -25,6 +25,7 @@ SINGLE = [
     ("seed", 2**32, "between 0 and 4294967295"),
     ("logging_steps", 0, "above 0 with logging_strategy='steps'"),
     ("save_steps", 0, "above 0 with save_strategy='steps'"),
+    ("save_steps", None, "above 0 with save_strategy='steps'"),
     # These are no numbers of the kind.
     ("torch_empty_cache_steps", 1.0, "a whole number, not written as a fraction"),
     ("logging_steps", 2.5, STEPS_OR_FRACTION),

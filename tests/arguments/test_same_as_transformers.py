@@ -113,6 +113,7 @@ SETTINGS = [
     {"report_to": ["tensorboard", "wandb"]},
     {"use_cpu": True, "bf16": True},
     {"logging_strategy": "epoch", "logging_steps": 0},
+    {"logging_strategy": "no", "logging_steps": None, "save_strategy": "no", "save_steps": None},
     {"warmup_steps": 0.06, "max_steps": 100, "optim": "sgd"},
     {"use_cpu": True, "per_device_train_batch_size": 3, "per_device_eval_batch_size": 5, "ddp_timeout": 60},
 ]

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from transformers.optimization import Adafactor, AdafactorSchedule
 
 from tests.conftest import assert_same_weights, callback, weights, without_times
 from tests.tiny import tiny
@@ -21,6 +22,15 @@ def test_resumed_run_equals_one_that_was_never_interrupted(assert_resumes, stop,
     # logs every 3 steps, so that a checkpoint lies between two logs; 5 batches of 8 make an epoch
     strategies = {"logging_steps": 3, "eval_strategy": "steps", "eval_steps": 2, **EACH_STEP}
     assert_resumes(stop, max_steps=11, lr_scheduler_type="cosine", **strategies, **settings)
+
+
+def test_resumed_run_with_schedule_of_adafactor_equals_one_that_was_never_interrupted(assert_resumes, make_model):
+    def parts():
+        model = make_model()
+        optimizer = Adafactor(model.parameters(), relative_step=True, warmup_init=True)
+        return {"model": model, "optimizers": (optimizer, AdafactorSchedule(optimizer))}
+
+    assert_resumes(2, parts, max_steps=4, **EACH_STEP)
 
 
 @pytest.mark.parametrize("steps", [7, 10])  # 5 make an epoch

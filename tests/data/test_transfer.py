@@ -12,6 +12,19 @@ META = torch.device("meta")  # tensors without memory: a device that every torch
 Pair = namedtuple("Pair", "first second")
 
 
+class Graph:
+    def __init__(self, edges: torch.Tensor) -> None:
+        self.edges = edges
+
+    def to(self, device: torch.device) -> "Graph":
+        return Graph(self.edges.to(device))
+
+    def __str__(self) -> str:
+        return str(self.edges)
+
+    __repr__ = __str__
+
+
 @pytest.mark.parametrize(
     "container",
     [
@@ -20,6 +33,7 @@ Pair = namedtuple("Pair", "first second")
         lambda tensor: Pair(tensor, [tensor]),
         lambda tensor: OrderedDict(a=tensor),
         lambda tensor: BatchEncoding({"a": tensor}),
+        lambda tensor: {"graph": Graph(tensor)},
         lambda tensor: tensor,
     ],
 )

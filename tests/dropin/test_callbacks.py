@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from torch import nn
 from transformers import EarlyStoppingCallback
 
 from ..conftest import callback, refusal
@@ -74,6 +75,20 @@ def test_callback_that_sets_the_control_evaluates_saves_and_stops(assert_same_ru
         return trainer, sorted(path.name for path in library.folder.glob("checkpoint-*"))
 
     assert assert_same_runs(run)[1] == ["checkpoint-3"]
+
+
+def test_callback_that_raises_accumulation_makes_larger_steps(assert_same_runs):
+    def raise_it(args, state, **_):
+        args.gradient_accumulation_steps = 1 + int(state.epoch)
+
+    def summed(outputs, labels, num_items_in_batch=None):
+        return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+    def run(library):
+        given = {"compute_loss_func": summed, "callbacks": [callback(on_epoch_begin=raise_it)], "num_train_epochs": 2}
+        return library.trained(**given)
+
+    assert assert_same_runs(run).state.global_step == 3 + 2  # of 3 batches in an epoch
 
 
 @pytest.mark.parametrize("name", ["nonsense", "clearml"])

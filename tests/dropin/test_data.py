@@ -91,6 +91,17 @@ class DrawnStream(Stream):
         yield from (rows(self.count)[i] for i in torch.randperm(self.count).tolist())
 
 
+class EndlessStream(Stream):
+    """Gives more than its length says, so that the run ends its epochs."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self):
+        while True:
+            yield from super().__iter__()
+
+
 class Noisy(torch.utils.data.Dataset):
     """Changes its examples at random, each time they are asked for, and with the epoch."""
 
@@ -203,6 +214,7 @@ CASES = {
     "masks": Case(collator=mask),
     "noisy": Case(dataset=Noisy, collator=mask),
     "stream": Case(FINITE, Stream),
+    "endless_stream": Case(dataset=EndlessStream),
     "drawn_stream": Case(FINITE, DrawnStream, mask),
     "long_stream": Case(FINITE, lambda: DrawnStream(100), mask),
     "stream_drop_last": Case({**FINITE, "dataloader_drop_last": True}, Stream),

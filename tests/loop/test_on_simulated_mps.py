@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.simulator import SimulationCallback
@@ -113,6 +114,26 @@ def test_an_evaluation_keeps_labels_and_not_the_batches_they_came_in(mps, make_t
         return mps.report().bytes_peak
 
     assert peak(12) < peak(3) + 40_000  # a batch has 320,000 bytes
+
+
+def test_overrides_and_callbacks_get_batches_on_the_device_as_from_accelerate(mps, make_trainer):
+    seen = []
+
+    class Unprepared(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = model(**inputs)["loss"]
+            loss.backward()
+            return loss.detach()
+
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            return model(**inputs)["loss"].detach(), None, None
+
+    class Probe(TrainerCallback):
+        def on_evaluate(self, args, state, control, model, train_dataloader, eval_dataloader, **kwargs):
+            seen.extend(model(**next(iter(each)))["loss"].item() for each in (train_dataloader, eval_dataloader))
+
+    make_trainer({"kind": Unprepared, "callbacks": [Probe]}, max_steps=2, eval_strategy="steps", eval_steps=2).train()
+    assert len(seen) == 2
 
 
 def test_memory_does_not_grow_from_log_to_log(figures):
