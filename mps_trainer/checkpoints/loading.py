@@ -151,7 +151,7 @@ def load_states(owners: Mapping[str, Any], folder: str) -> None:
             groups = owner.param_groups if name == OPTIMIZER and not in_shards else []
             if any(is_shard(parameter) for group in groups for parameter in group["params"]):
                 saved = parted_state(saved, owner)
-            for own, group in zip(groups, saved.get("param_groups", []), strict=False):
+            for own, group in zip(groups, saved.get("param_groups", []) if groups else [], strict=False):
                 # AdafactorSchedule computes rates on the device. Torch cannot write these into one that is on the CPU.
                 if torch.is_tensor(rate := group.get("lr")) and not torch.is_tensor(own.get("lr")):
                     group["lr"] = rate.item()
