@@ -22,13 +22,23 @@ from typing import Any
 import msgspec
 
 from ..launching.processes import shell_status, signals_handled
-from ..launching.restarts import ERROR, PROGRESS, End, Progress, Restart, Supervision, announcement, decide
+from ..launching.restarts import (
+    ERROR,
+    PROGRESS,
+    REQUESTS,
+    VARIABLE,
+    End,
+    Progress,
+    Restart,
+    Supervision,
+    announcement,
+    decide,
+)
 from ..reports.record import NAME, PAGE, is_foreign
 from ..utils.terminal import on_terminal
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
 _LONGEST_PAUSE = 60  # seconds; each pause is twice as long as the one before
-_FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 _LAST_WORDS = 5.0  # seconds for the tracebacks of a run that hangs
 # These are the names of checkpoints.folders, which would load torch; a supervisor has to stay small.
 _LEFT_OVER = re.compile(r"\.mps_trainer\.lock|tmp-checkpoint-.*")
@@ -55,7 +65,7 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
         if process is not None:
             _send(process, signum)
 
-    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, signals_handled(_FORWARDED, pass_on):
+    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, signals_handled(REQUESTS, pass_on):
         while True:
             for note in (PROGRESS, ERROR):
                 Path(notes, note).unlink(missing_ok=True)
@@ -68,13 +78,12 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
             if signals:
                 return shell_status(end.status)
             decision = decide(end, restarts, most, time.time())
+            if decision:
+                _end_what_it_left(process, name)
             if isinstance(decision, str):
                 if decision:
                     _say(decision)
                 return shell_status(end.status)
-            if os.name != "nt":  # workers of a run that was killed hold memory for a while
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)
             checkpoint = None
             if (progress := decision.progress) is not None:
                 checkpoint = newest_checkpoint(progress.folder, f"{name}:{progress.call}")
@@ -134,6 +143,23 @@ def _abort(process: subprocess.Popen[bytes]) -> None:
     for each in (process, *below):
         with contextlib.suppress(psutil.Error):
             each.kill()
+
+
+def _end_what_it_left(process: subprocess.Popen[bytes], run: str) -> None:
+    """Ends the workers of a process that has died, which hold memory for a while, and torchrun's processes.
+
+    These are in sessions of their own, and would train on beside those of the next start.
+    """
+    import psutil
+
+    if os.name != "nt":
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            environ = each.environ()
+            if "TORCHELASTIC_RUN_ID" in environ and run in environ.get(VARIABLE, ""):
+                each.kill()
 
 
 def read_end(status: int, notes: str, hung_for: float = 0.0) -> End:

@@ -141,7 +141,7 @@ def _for_training(trainer: Any, memory: MemoryTable) -> list[tuple[float, str]]:
         )
         found.append(((1 - 1 / size) * activations, text))
     if not args.activation_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
-        text = "activation_checkpointing=True, which computes activations twice instead of keeping them"
+        text = "gradient_checkpointing=True, which computes activations twice instead of keeping them"
         found.append((_CHECKPOINTING * activations, text))
     if trainer._mt_precision.dtype is None:
         found.append((_AUTOCAST * activations, "bf16=True"))

@@ -21,6 +21,7 @@ from typing import Any
 from ..devices.facts import RECORDED_VARIABLES
 from ..errors import MisconfigurationException
 from .processes import shell_status, signals_handled
+from .restarts import REQUESTS
 from .settings import COMMAND
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
@@ -33,7 +34,8 @@ _NOT_CONNECTED = 255  # the status of ssh
 def run_on_hosts(hosts: Sequence[str], command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Runs the command on each machine and returns the exit status of the first process that failed, or 128 + signal.
 
-    A first SIGINT or SIGTERM reaches every process, and the run can save. A second one ends all at once.
+    A first SIGINT or SIGTERM reaches every process, and the run can save. SIGHUP, of a terminal that closes, and a
+    second signal end all at once.
 
     Args:
         hosts: names of the machines, as ssh takes them. Those of this machine need no ssh.
@@ -62,7 +64,7 @@ def run_on_hosts(hosts: Sequence[str], command: Sequence[str], environ: Mapping[
         asked.append(signum)
 
     failed, end = None, float("inf")
-    with signals_handled((signal.SIGINT, signal.SIGTERM), pass_on):
+    with signals_handled(REQUESTS, pass_on):
         while any(each.poll() is None for each in processes):
             time.sleep(0.1)
             if failed is None and (failed := first_failed()) is not None:
@@ -115,11 +117,11 @@ def _start(hosts: Sequence[str], command: Sequence[str], environ: Mapping[str, s
 
 
 def _send(process: subprocess.Popen[bytes], signum: int) -> None:
-    """Sends a signal to a process here or on another machine; there SIGKILL is the end of its terminal."""
+    """Sends a signal to a process here or on another machine; there SIGKILL and SIGHUP end its terminal."""
     with contextlib.suppress(OSError):  # it has ended
         if process.args[0] != "ssh":  # type: ignore[index]
             process.send_signal(signum)
-        elif signum == signal.SIGKILL:
+        elif signum in (signal.SIGKILL, signal.SIGHUP):
             process.terminate()
         elif process.stdin is not None:
             os.write(process.stdin.fileno(), _INTERRUPT)

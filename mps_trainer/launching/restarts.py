@@ -15,7 +15,7 @@ MEMORY, GPU, OTHER = "memory", "gpu", "other"  # errors of a run
 
 _LAST_STATUS = 128 + 64  # a status above 128 is 128 plus the number of a signal, as in shells
 # Someone asked for the end of the run with these.
-_REQUESTS = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, signal.SIGTERM) for name in ("SIGHUP", "SIGQUIT"))}
+REQUESTS = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, signal.SIGTERM) for name in ("SIGHUP", "SIGQUIT"))}
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _cause(end: End) -> tuple[str, bool] | None:
     if end.hung_for:
         return f"made no progress for {end.hung_for:g} s", False
     signum = -end.status if end.status < 0 else end.status - 128 if 128 < end.status <= _LAST_STATUS else 0
-    if end.status == 0 or signum in _REQUESTS:
+    if end.status == 0 or signum in REQUESTS:
         return None
     if end.error == MEMORY:
         return "ran out of memory", True

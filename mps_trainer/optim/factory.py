@@ -72,8 +72,8 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
             reason = "its states need CUDA's paged memory"
         raise MisconfigurationException(
             f"optim='{optim}' does not work on mps: {reason}. Use "
-            "optim='adamw_torch_8bit', whose 8-bit states work on mps (pip install torchao), or 'adamw_torch_fused' "
-            "where only adapters are trained."
+            "optim='adamw_torch_8bit', whose 8-bit states work on mps (python -m pip install "
+            "'mps_trainer[optimizers]'), or 'adamw_torch_fused' where only adapters are trained."
         )
     pairs = [part.partition("=") for part in (args.optim_args or "").replace(" ", "").split(",") if part]
     if not all(name and value and "=" not in value for name, _, value in pairs):

@@ -145,8 +145,9 @@ def test_python_says_where_it_hangs(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().err.count(", line 4 in stuck") == 2
 
 
-def test_workers_of_a_dead_run_are_ended(shell, tmp_path):
-    assert shell('[ "$number" = 2 ] && exit 0; sleep 60 & echo $! > worker; kill -KILL $$') == (0, 2)
+@pytest.mark.parametrize("worker", ["sleep", "TORCHELASTIC_RUN_ID=none setsid sleep"], ids=["group", "torchrun"])
+def test_workers_of_a_dead_run_are_ended(shell, tmp_path, worker):
+    assert shell(f'[ "$number" = 2 ] && exit 0; env {worker} 60 & echo $! > worker; sleep 0.2; kill -9 $$') == (0, 2)
     assert_ended(tmp_path / "worker")
 
 

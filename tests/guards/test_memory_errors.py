@@ -56,7 +56,7 @@ def test_too_large_a_batch_is_to_be_made_smaller(small, ends):
     assert re.search(r"recommended maximum 24\.0 MiB, limit 24\.00 MiB; \S+ \w+ more were asked for", message)
     assert "(1) auto_find_batch_size=True, or per_device_train_batch_size=32 with gradient_acc" in message
     assert "accumulation_steps=6, which is the same update" in message
-    assert [remedy.partition("=")[0] for remedy in error.remedies[1:]] == ["activation_checkpointing", "bf16"]
+    assert [remedy.partition("=")[0] for remedy in error.remedies[1:]] == ["gradient_checkpointing", "bf16"]
     memory = error.memory
     assert memory.activations > 10 * memory.model > 0
     assert memory.live <= memory.recommended == 24 * 2**20

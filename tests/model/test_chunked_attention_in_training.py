@@ -193,7 +193,7 @@ def test_the_first_lines_and_the_report_name_it(train, make_model, device):
     assert described == {None: long if device == "mps" else None, True: "attention in chunks", False: None}
     assert in_models.describe_attention(llama(), trainer.args) is None
     trainer.args.chunked_attention = True
-    for model in (make_model(), tiny("BloomForCausalLM")):  # without transformers' attention
+    for model in (make_model(), tiny("BloomForCausalLM"), tiny("MambaForCausalLM")):  # without transformers' attention
         assert in_models.describe_attention(model, trainer.args) is None
     gemma = tiny("Gemma2ForCausalLM")
     gemma.model.layers[0].self_attn.attn_logit_softcapping = None  # MiMo V2 Flash has such layers
