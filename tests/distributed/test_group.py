@@ -113,12 +113,6 @@ def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypa
     assert joined == [("gloo", "env://", 0, 2, timedelta(minutes=1))]
 
 
-def test_a_process_group_that_exists_is_used_as_it_is(joined, monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    init()
-    assert joined == []
-
-
 def test_numbers_wait_as_long_for_the_others_as_gradients_do(joined, monkeypatch):
     """They have a group of their own where the backend does not take tensors in host memory."""
     made = []

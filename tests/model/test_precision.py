@@ -133,6 +133,21 @@ def test_a_resumed_run_goes_on_with_the_scale_of_fp16(make_trainer):
     assert resumed._mt_precision.scaler.get_scale() == 2.0**15  # half of what a scaler begins with
 
 
+def test_no_clipping_leaves_the_gradients_as_they_are(make_trainer):
+    trainer = make_trainer(max_grad_norm=0.0, max_steps=1)
+    seen = []
+
+    def watch(model, **_):
+        model.head.bias.grad.fill_(float("inf"))
+        seen.append(trainer._get_grad_norm(model))
+        seen.append(model.head.weight.grad.abs().max())
+
+    trainer.add_callback(callback(on_pre_optimizer_step=watch))
+    trainer.train()
+    assert seen[0] == float("inf")
+    assert seen[1] > 0  # dividing by an infinite norm would have left 0
+
+
 @pytest.mark.parametrize("version", ["2.6.0", "2.7.1", "2.8.0"])
 def test_fp16_on_mps_needs_the_torch_that_brought_its_scaler(make_trainer, device, monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)

@@ -137,7 +137,7 @@ def test_known_differences_have_their_reason_and_the_others_none():
         Registration("aten::exp", "AutocastMPS", ("8autocast13WrapFunction_ILNS0_10CastPolicyE1E",)),
     ]
     comparison = compare(table("aten::add.out", "aten::_coalesce", "aten::gone"), found)
-    assert comparison.registered == {"MPS": 4, "AutocastMPS": 1}
+    assert comparison.registered == {"MPS": 4, "SparseMPS": 1, "AutocastMPS": 1}
     assert set(comparison.explained) == {"aten::linalg_svd", "aten::_slow_conv2d_forward"}
     assert comparison.unexplained == ["mine::other", "aten::gone"]
     assert comparison.fall_back == ["aten::linalg_svd"]
