@@ -37,8 +37,6 @@ CASES = {
     "float32 on mps": (lambda: F.layer_norm(HALF, (4,)), torch.float32, torch.bfloat16),
     "float32 on both": (lambda: F.mse_loss(HALF, HALF), torch.float32, torch.float32),
     "softmax": (lambda: HALF.softmax(-1), torch.float32, torch.bfloat16),
-    "sum": (lambda: HALF.sum(), torch.float32, torch.bfloat16),
-    "rsqrt": (lambda: HALF.abs().rsqrt(), torch.float32, torch.bfloat16),
     "widest on mps": (lambda: torch.addcmul(HALF, HALF, SINGLE), torch.float32, torch.float32),
     "widest of lower ones": (lambda: torch.addcmul(HALF, HALF, HALF), torch.bfloat16, torch.bfloat16),
     "float32 on mps, lower on the CPU": (lambda: F.conv_transpose3d(VOLUME, KERNEL), torch.float32, torch.bfloat16),

@@ -6,7 +6,6 @@ from torch import nn
 
 from mps_trainer.check import CoverageReport, DtypeProblem, OperatorUse, Support, Tracer, trace
 from mps_trainer.check.coverage_report import LargeProduct
-from tests import run_python
 from tests.conftest import logged, refusal, weights
 from tests.tiny import tiny
 
@@ -137,14 +136,11 @@ def test_a_report_ends_with_a_verdict(found, verdict):
     assert " ".join(str(report).split("\n\n")[-1].split()) == f"Verdict: {verdict}"
 
 
-@pytest.mark.integration
-def test_the_fallback_switch_is_taken_as_torch_took_it():
-    code = (
-        "import mps_trainer, torch, os; os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'\n"
-        "from mps_trainer.check import Tracer\n"
-        "print(Tracer().report().fallback)"
-    )
-    assert run_python("-c", code, PYTORCH_ENABLE_MPS_FALLBACK="0").stdout.strip() == "False"
+@pytest.mark.parametrize("on", [True, False])
+def test_the_fallback_switch_is_taken_as_torch_took_it(monkeypatch, on):
+    monkeypatch.setattr("mps_trainer.check.tracer.fallback_when_torch_loaded", lambda: on)
+    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", str(int(not on)))
+    assert Tracer().report().fallback is on
 
 
 def test_vmap_and_masks_made_by_it_are_traced():

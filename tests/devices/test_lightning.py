@@ -46,18 +46,6 @@ def test_lightning_trains_on_the_device(mps, devices, is_mixed):
     assert isinstance(trainer.accelerator, MPSAccelerator)
 
 
-def test_lightning_asks_it_for_the_figures_of_the_device(mps):
-    kept = {}
-
-    class Keeps(lightning.pytorch.loggers.logger.DummyLogger):
-        def log_metrics(self, metrics, step=None):
-            kept.update(metrics)
-
-    monitor = lightning.pytorch.callbacks.DeviceStatsMonitor()
-    make(log_every_n_steps=1, logger=Keeps(), callbacks=[monitor]).fit(Line(), loader())
-    assert any(name.endswith("mps_allocated_bytes") and value > 0 for name, value in kept.items())
-
-
 def test_fabric_takes_it_too_and_two_devices_are_refused_in_this_packages_words(mps):
     fabric = lightning.Fabric(accelerator=MPSAccelerator(), devices=1)
     assert fabric.device == torch.device("mps", 0)

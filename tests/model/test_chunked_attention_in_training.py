@@ -119,17 +119,6 @@ def test_dropout_resumes_bit_identical(assert_resumes, checkpointing):
     assert_resumes(3, parts, chunked_attention=True, gradient_checkpointing=checkpointing, **saving)
 
 
-def test_texts_in_one_row_do_not_see_each_other(train, calls):
-    """The logits of the second text are those that it has alone."""
-    model, first = llama(), 9
-    tokens = texts(1)[0]["input_ids"][None]
-    positions = torch.cat([torch.arange(first), torch.arange(LENGTH - first)])[None]
-    with in_models.attention_chunked(1):
-        both = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[:, first:]
-    assert calls.call_count == 2
-    torch.testing.assert_close(both, model(input_ids=tokens[:, first:]).logits)
-
-
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

@@ -76,20 +76,6 @@ def test_logits_and_gradients_are_those_of_the_whole_layer(name, settings, chang
     assert_close(given, expected)
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_under_activation_checkpointing(use_reentrant, computed):
-    model = made(dropout=0.3).train()
-    with unread_tokens_skipped(model, True):
-        torch.manual_seed(3)
-        expected = gradients(model, **batch())
-        computed.clear()
-        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-        torch.manual_seed(3)
-        given = gradients(model, **batch())
-    assert computed == [(3, 6, 16)] * 2  # the second is of the backward pass
-    assert_close(given, expected)
-
-
 @pytest.mark.parametrize("asked", ["hidden_states", "attentions"])
 @pytest.mark.parametrize("where", ["call", "config"])
 def test_hidden_states_and_attentions_that_are_asked_for_are_whole(asked, where):
@@ -292,6 +278,7 @@ def adapted(name=CLASSIFIER, **settings):
     [
         (made, {}, 3),
         (made, {"activation_checkpointing": True}, 6),
+        (made, {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}}, 6),
         (made, {"eval_strategy": "steps", "eval_steps": 3}, 3 + 3),
         (made, {"bf16": True}, 3),
         (lambda: adapted(target_modules=["query", "value", "dense"]), {}, 3),

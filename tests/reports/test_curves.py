@@ -88,12 +88,6 @@ def test_step_time_is_one_curve_or_two_with_slow_steps(record):
     assert len(names(curves.compared_charts([record]))) == 1
 
 
-def test_memory_that_the_device_does_not_report_has_no_curve(record):
-    assert [(curve.name, curve.x) for curve in curves.memory_curves(record) if curve.x] == [
-        ("process", [0.0, 2.0, 4.0, 7.0])
-    ]
-
-
 def test_a_thinned_curve_keeps_its_spikes():
     values = [0.0] * 100_000
     values[54_321] = 9.0

@@ -64,14 +64,6 @@ def test_charts_have_no_style_script_or_name_of_their_own(record):
         assert "pygal" not in made.text
 
 
-def test_a_page_of_a_long_run_is_small(record):
-    steps = range(1, 20_001)
-    record.history = [{"loss": 1 / step, "grad_norm": 1.0, "learning_rate": 1.0, "step": step} for step in steps]
-    record.history += [{"eval_loss": 1.0, "eval_accuracy": 0.5, "step": step} for step in steps]
-    record.sessions[0].marks = [[step, step, 9.0 * step, 2**28, 2**29, 2**30] for step in range(4000)]
-    assert len(run_page(record).encode()) < 1_500_000
-
-
 def test_no_section_is_without_content_and_a_run_without_anything_has_a_page(record):
     headings = re.findall(r"<h2>(.*?)</h2>", run_page(record))
     assert "Operators that fell back to the CPU" in headings

@@ -86,18 +86,6 @@ def test_run_resumes_from_the_output_folder_unless_told_otherwise(tmp_path, caps
     assert "has no checkpoint to resume from" in refusal(resume)
 
 
-@pytest.mark.parametrize(("asked", "level"), [("error", logging.ERROR), ("info", logging.INFO)])
-def test_the_log_has_the_level_that_was_asked_for(tmp_path, asked, level):
-    package, library = logging.getLogger("mps_trainer"), logging.getLogger("transformers")
-    before = package.level, library.level
-    try:
-        set_up_logging(TrainingArguments(output_dir=str(tmp_path), log_level=asked))
-        assert (package.level, library.level) == (level, level)
-    finally:
-        package.setLevel(before[0])
-        library.setLevel(before[1])
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_several_processes_the_first_speaks_first(script, monkeypatch, rank):
     waited = []
@@ -112,27 +100,36 @@ def test_of_several_processes_the_first_speaks_first(script, monkeypatch, rank):
     assert (status, said.startswith("train.py: Interrupted."), said == "") == (130, rank == 0, rank == 1)
 
 
-def test_a_process_that_does_not_log_shows_no_bars_and_no_warnings_of_the_script(tmp_path, monkeypatch):
+def test_the_level_is_the_one_asked_for_and_a_process_that_does_not_log_shows_no_bars_and_no_warnings(
+    tmp_path, monkeypatch
+):
     import datasets
     from transformers.utils import logging as of_transformers
 
     monkeypatch.delenv("HF_DATASETS_DISABLE_PROGRESS_BARS", raising=False)
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    vars(args)["decision"] = SimpleNamespace(rank=1, local_rank=1, world_size=2)
-    level, root = of_transformers.get_verbosity(), logging.getLogger().handlers[:]
-    before = logging.getLogger().level
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, log_level="info")
+    package, root = logging.getLogger("mps_trainer"), logging.getLogger()
+    levels, handlers = (of_transformers.get_verbosity(), package.level, root.level), root.handlers[:]
     try:
         set_up_logging(args)
-        assert logging.getLogger("a_script").getEffectiveLevel() == logging.ERROR
-        logging.getLogger().setLevel(before)
-        args.log_level_replica = "info"
+        assert (package.level, of_transformers.get_verbosity(), root.level) == (logging.INFO, logging.INFO, levels[2])
+        vars(args)["decision"] = SimpleNamespace(rank=1, local_rank=1, world_size=2)
         set_up_logging(args)
-        assert logging.getLogger("a_script").getEffectiveLevel() == before
+        assert logging.getLogger("a_script").getEffectiveLevel() == logging.ERROR
+        root.setLevel(levels[2])
+        args.log_level_replica = "error"
+        set_up_logging(args)
+        assert (package.level, of_transformers.get_verbosity(), root.level) == (
+            logging.ERROR,
+            logging.ERROR,
+            levels[2],
+        )
         assert datasets.are_progress_bars_disabled()
         assert not of_transformers.is_progress_bar_enabled()
     finally:
         datasets.enable_progress_bars()
         of_transformers.enable_progress_bar()
-        of_transformers.set_verbosity(level)
-        logging.getLogger().handlers[:] = root
-        logging.getLogger().setLevel(before)
+        of_transformers.set_verbosity(levels[0])
+        package.setLevel(levels[1])
+        root.setLevel(levels[2])
+        root.handlers[:] = handlers

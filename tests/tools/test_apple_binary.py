@@ -133,22 +133,17 @@ def test_known_differences_have_their_reason_and_the_others_none():
         Registration("aten::linalg_svd", "MPS", ("mps_fallback",)),
         Registration("aten::_slow_conv2d_forward", "MPS", ("slow_conv2d_forward_mps",)),
         Registration("mine::other", "MPS", ("wrapper_MPS_add_out",)),
+        Registration("aten::_coalesce", "SparseMPS", ()),
         Registration("aten::exp", "AutocastMPS", ("8autocast13WrapFunction_ILNS0_10CastPolicyE1E",)),
     ]
-    comparison = compare(table("aten::add.out", "aten::gone"), found)
-    assert comparison.registered == {"MPS": 4, "AutocastMPS": 1}
+    comparison = compare(table("aten::add.out", "aten::_coalesce", "aten::gone"), found)
+    assert comparison.registered == {"MPS": 4, "SparseMPS": 1, "AutocastMPS": 1}
     assert set(comparison.explained) == {"aten::linalg_svd", "aten::_slow_conv2d_forward"}
     assert comparison.unexplained == ["mine::other", "aten::gone"]
     assert comparison.fall_back == ["aten::linalg_svd"]
     assert comparison.by_hand == ["aten::_slow_conv2d_forward", "aten::linalg_svd"]
     assert comparison.autocast == {"aten::exp": "fp32"}
     assert "aten::gone: UNEXPLAINED" in str(comparison)
-
-
-def test_an_operator_for_sparse_tensors_alone_is_registered_too():
-    sparse = Registration("aten::_coalesce", "SparseMPS", ())
-    assert compare(table("aten::_coalesce"), [sparse]).unexplained == []
-    assert compare(table("aten::_coalesce"), []).unexplained == ["aten::_coalesce"]
 
 
 def test_the_table_is_that_of_the_wheel_read_by_its_own_torchgen(tmp_path, monkeypatch):

@@ -92,7 +92,6 @@ GLUE = (
     [
         "| head -1",
         ">&- 2>&-",
-        pytest.param("2>&1 | head -1", marks=pytest.mark.acceptance),
         pytest.param("> >(exit 0) 2> >(exit 0)", marks=pytest.mark.acceptance),
     ],
 )
