@@ -99,6 +99,11 @@ def test_a_torch_without_processes_says_so(joined, monkeypatch):
     assert re.search(r"2 processes .* built without torch\.distributed", refusal(init))
 
 
+def test_a_step_of_slurm_meets_at_its_first_host(joined):
+    init(replace(PC, slurm=True, rank=1, local_rank=1, master_addr="node03", master_port=24711))
+    assert joined == [("gloo", "tcp://node03:24711", 1, 2, timedelta(seconds=9))]
+
+
 def test_processes_that_do_not_find_each_other_are_told_in_a_line(monkeypatch):
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -111,6 +116,12 @@ def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypa
     assert (args.world_size, args.should_save, joined) == (2, True, [])
     assert (str(args.device), str(args.device)) == ("cpu", "cpu")
     assert joined == [("gloo", "env://", 0, 2, timedelta(minutes=1))]
+
+
+def test_a_process_group_that_exists_is_used_as_it_is(joined, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    init()
+    assert joined == []
 
 
 def test_numbers_wait_as_long_for_the_others_as_gradients_do(joined, monkeypatch):
