@@ -67,6 +67,7 @@ class Position(Struct, kw_only=True):
     grad_norm: float | None = None
     learning_rate: float | None = None
     accumulation: Size = 1
+    batches_per_epoch: Size | None = None
 
 
 class PositionInEpoch(Position):

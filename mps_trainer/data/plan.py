@@ -75,11 +75,11 @@ class StepPlan:
         epoch, updates = divmod(step, self.updates_per_epoch)
         return epoch, updates * self.accumulation
 
-    def batches_in_update(self, done: int) -> int:
-        """Returns the number of batches in the update after the first `done` batches of an epoch."""
+    def batches_in_update(self, done: int, accumulation: int) -> int:
+        """Returns the number of batches, at most `accumulation`, in the update after the first `done` of an epoch."""
         if self.batches_per_epoch is None:
-            return self.accumulation
-        return min(self.accumulation, max(self.batches_per_epoch - done, 1))
+            return accumulation
+        return min(accumulation, max(self.batches_per_epoch - done, 1))
 
     def progress(self, epoch: int, batches: int) -> float:
         """Returns the completed epochs, as a fraction, after `batches` batches of `epoch`."""

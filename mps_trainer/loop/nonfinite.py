@@ -43,7 +43,7 @@ class BatchOrigin:
 
 
 class BatchHistory:
-    """Records the start of each epoch, to find the batches of any step.
+    """Records the start of each epoch and of each other accumulation, to find the batches of any step.
 
     Args:
         is_plain: whether the batches of an update are taken from the loader one after the other. Where a subclass
@@ -52,17 +52,24 @@ class BatchHistory:
 
     def __init__(self, loader: Any, plan: StepPlan, is_plain: bool) -> None:
         self.loader, self.plan, self.is_plain = loader, plan, is_plain
-        self._starts: list[tuple[int, int, int]] = []
+        self.accumulation = plan.accumulation
+        self._starts: list[tuple[int, int, int, int]] = []
 
-    def start_epoch(self, epoch: int, step: int, done: int) -> None:
-        """Records that the update after `step` begins with the batch `done` of `epoch`."""
-        self._starts.append((step, epoch, done))
+    def start(self, epoch: int, step: int, done: int, accumulation: int | None = None) -> None:
+        """Records that the update after `step` begins with the batch `done` of `epoch`.
+
+        Args:
+            accumulation: batches in this update and those that follow; None: as before.
+        """
+        self.accumulation = self.accumulation if accumulation is None else accumulation
+        self._starts.append((step, epoch, done, self.accumulation))
 
     def origin(self, step: int) -> BatchOrigin:
         """Returns the batches of the update after `step`."""
-        start, epoch, done = max((each for each in self._starts if each[0] <= step), default=(step, 0, 0))
-        first = done + (step - start) * self.plan.accumulation
-        count = self.plan.batches_in_update(first)
+        starts = [each for each in self._starts if each[0] <= step]
+        start, epoch, done, accumulation = starts[-1] if starts else (step, 0, 0, self.accumulation)
+        first = done + (step - start) * accumulation
+        count = self.plan.batches_in_update(first, accumulation)
         rows = rows_of_batches(self.loader, epoch, first, count) if self.is_plain else None
         return BatchOrigin(epoch, first, count, rows)
 

@@ -92,8 +92,10 @@ class TrainingRun:
         # an override of training_step may change a loss in place after it has returned it
         self.owns_losses = not overrides.has("training_step")
         # transformers' loaders move batches, so an override need not
-        own_steps = overrides.has("training_step", "_prepare_inputs", "_prepare_input")
-        self.moves_batches = own_steps and args.device.type != "cpu"
+        is_apart = args.device.type != "cpu"
+        self.moves_batches = is_apart and overrides.has("training_step", "_prepare_inputs", "_prepare_input")
+        counts = ("get_batch_samples", "_get_num_items_in_batch", "floating_point_ops", "_track_num_input_tokens")
+        self.moves_before_counting = is_apart and overrides.has(*counts)
         self.waits_at_each_step = not overrides.allow(
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
@@ -236,7 +238,7 @@ class TrainingRun:
         """Yields the batches of the epoch after the first `done`, an update's at a time, with their items."""
         if self.args.ignore_data_skip:
             done = 0
-        self.history.start_epoch(epoch, self.trainer.state.global_step, done)
+        self.history.start(epoch, self.trainer.state.global_step, done)
         batches: Iterator[Any] | None = None
         # a loader may give more batches than its length said when the run began, such as one of a dataset that grows
         last = self.plan.batches_per_epoch or sys.maxsize
@@ -247,13 +249,13 @@ class TrainingRun:
                 self.stop_on_nan.take_snapshot()
             if batches is None:
                 batches = self.batch_source.start_epoch(epoch, skip=done)
+                batches = map(self.trainer._mt_transfer, batches) if self.moves_before_counting else batches
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             self.batch_source.record_before_batches(self.may_save() or stops)
             accumulation = self.args.gradient_accumulation_steps * self.batches_in_one
-            if accumulation != self.plan.accumulation:  # a callback has changed it, to warm up the batch size for one
-                self.plan = self.history.plan = dataclasses.replace(self.plan, accumulation=accumulation)
-                self.history.start_epoch(epoch, self.trainer.state.global_step, done)
-            number = self.plan.batches_in_update(done)
+            if accumulation != self.history.accumulation:  # a callback has changed it, to warm up the batch size
+                self.history.start(epoch, self.trainer.state.global_step, done, accumulation)
+            number = self.plan.batches_in_update(done, accumulation)
             try:
                 self.trainer._mt_loss.counts_together = True
                 group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)

@@ -55,6 +55,7 @@ class RunState:
             "epoch": self.epoch,
             "batches": self.batches,
             "accumulation": self.plan.accumulation,
+            "batches_per_epoch": self.plan.batches_per_epoch,
             "postponed": self.postponed,
             **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.splits_batches else {}),
         }
@@ -63,11 +64,14 @@ class RunState:
         """Continues after `state.global_step` of the Trainer. `state` is {} where none was saved."""
         step = self.first_step = self.trainer.state.global_step
         self.epoch, self.batches = self.plan.position_after(step)
-        if self.plan.batches_per_epoch is None and "epoch" in state:  # the plan does not know the length of an epoch
+        known, saved = self.plan.batches_per_epoch, state.get("accumulation", self.plan.accumulation)
+        # the step does not determine the position if the length is unknown or wrong, or a callback changes accumulation
+        is_same = known == state.get("batches_per_epoch") and saved == self.plan.accumulation
+        if "epoch" in state and (known is None or (is_same and not self.trainer.args.ignore_data_skip)):
             self.epoch, self.batches = state["epoch"], state["batches"]
-            if (saved := state.get("accumulation", self.plan.accumulation)) != self.plan.accumulation:
+            if saved != self.plan.accumulation:
                 self.batches = -(-self.batches // saved) * self.plan.accumulation  # keeps the number of updates
-            if state["epoch_has_ended"] and self.batches:
+            if (known is None and state["epoch_has_ended"] and self.batches) or self.batches == known:
                 self.epoch, self.batches = self.epoch + 1, 0
         self.epoch_has_ended = state.get("epoch_has_ended", True)
         self.postponed: list[str] = list(state.get("postponed", []))

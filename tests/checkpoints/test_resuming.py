@@ -24,6 +24,13 @@ def test_resumed_run_equals_one_that_was_never_interrupted(assert_resumes, stop,
     assert_resumes(stop, max_steps=11, lr_scheduler_type="cosine", **strategies, **settings)
 
 
+def test_resumed_run_whose_callback_changes_accumulation_goes_on_at_its_batch(assert_resumes):
+    def raise_it(args, state, **_):
+        args.gradient_accumulation_steps = 1 + int(state.epoch)
+
+    assert_resumes(7, lambda: {"callbacks": [callback(on_epoch_begin=raise_it)]}, num_train_epochs=3, **EACH_STEP)
+
+
 def test_resumed_run_with_schedule_of_adafactor_equals_one_that_was_never_interrupted(assert_resumes, make_model):
     def parts():
         model = make_model()

@@ -46,9 +46,9 @@ def test_stream_without_a_number_of_steps_and_an_empty_dataset_are_refused():
 
 def test_the_last_update_of_an_epoch_has_the_batches_that_are_left():
     plan = StepPlan.make(10, 4, -1, 2)
-    assert [plan.batches_in_update(done) for done in (0, 4, 6, 7, 8, 9)] == [4, 4, 4, 3, 2, 1]
-    assert plan.batches_in_update(10) == 1  # to find out that there is none
-    assert StepPlan.make(None, 4, 6, 3).batches_in_update(100) == 4
+    assert [plan.batches_in_update(done, 4) for done in (0, 4, 6, 7, 8, 9)] == [4, 4, 4, 3, 2, 1]
+    assert plan.batches_in_update(10, 4) == 1  # to find out that there is none
+    assert StepPlan.make(None, 4, 6, 3).batches_in_update(100, 4) == 4
 
 
 @pytest.mark.parametrize(

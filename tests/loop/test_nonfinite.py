@@ -87,9 +87,13 @@ class TestTelling:
         assert len(named.split(", ")) == 8
 
     def test_a_stream_is_told_by_its_batches(self, make_trainer, caplog):
-        given = {"train_dataset": Stream(with_bad_row())}
-        make_trainer(given, max_steps=4, gradient_accumulation_steps=2, per_device_train_batch_size=4).train()
-        # row 17 is in batch 4, which with batch 5 makes step 3
+        def raise_it(args, state, **_):
+            args.gradient_accumulation_steps = 2 + state.global_step // 3
+
+        given = {"train_dataset": Stream(with_bad_row()), "callbacks": [callback(on_step_end=raise_it)]}
+        settings = {"gradient_accumulation_steps": 2, "logging_steps": 4}
+        make_trainer(given, max_steps=4, per_device_train_batch_size=4, **settings).train()
+        # row 17 is in batch 4, which with batch 5 makes step 3; step 4 has 3 batches
         assert "The loss was nan at step 3 (" in warnings_of(caplog)[0]
         assert "batches 4 to 5 of epoch 0, counted from 0)" in warnings_of(caplog)[0]
 

@@ -120,6 +120,10 @@ def test_overrides_and_callbacks_get_batches_on_the_device_as_from_accelerate(mp
     seen = []
 
     class Unprepared(Trainer):
+        def get_batch_samples(self, epoch_iterator, num_batches, device):
+            batch = next(epoch_iterator)
+            return [{**batch, "x": batch["x"] + torch.zeros(8, 4, device=device)}], None
+
         def training_step(self, model, inputs, num_items_in_batch=None):
             loss = model(**inputs)["loss"]
             loss.backward()
@@ -134,6 +138,17 @@ def test_overrides_and_callbacks_get_batches_on_the_device_as_from_accelerate(mp
 
     make_trainer({"kind": Unprepared, "callbacks": [Probe]}, max_steps=2, eval_strategy="steps", eval_steps=2).train()
     assert len(seen) == 2
+
+
+def test_metrics_of_batches_get_the_inputs_on_the_device(mps, make_trainer, make_model):
+    model = make_model()
+    model.main_input_name, wanted = "x", {"batch_eval_metrics": True, "include_for_metrics": ["inputs"]}
+
+    def tell_device(prediction, compute_result):
+        return {"on_mps": prediction.inputs["x"].is_mps}
+
+    trainer = make_trainer({"model": model, "compute_metrics": tell_device}, **wanted)
+    assert trainer.evaluate()["eval_on_mps"]
 
 
 def test_memory_does_not_grow_from_log_to_log(figures):
