@@ -91,11 +91,9 @@ class TrainingRun:
         self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
         # an override of training_step may change a loss in place after it has returned it
         self.owns_losses = not overrides.has("training_step")
-        # transformers' loaders move batches, so an override need not
-        is_apart = args.device.type != "cpu"
-        self.moves_batches = is_apart and overrides.has("training_step", "_prepare_inputs", "_prepare_input")
-        counts = ("get_batch_samples", "_get_num_items_in_batch", "floating_point_ops", "_track_num_input_tokens")
-        self.moves_before_counting = is_apart and overrides.has(*counts)
+        may_move = args.device.type != "cpu"  # transformers' loaders move batches, so an override need not
+        self.moves_loaded = may_move and overrides.has("get_batch_samples")
+        self.moves_batches = may_move and overrides.has("training_step", "_prepare_inputs", "_prepare_input")
         self.waits_at_each_step = not overrides.allow(
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
@@ -249,7 +247,7 @@ class TrainingRun:
                 self.stop_on_nan.take_snapshot()
             if batches is None:
                 batches = self.batch_source.start_epoch(epoch, skip=done)
-                batches = map(self.trainer._mt_transfer, batches) if self.moves_before_counting else batches
+                batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             self.batch_source.record_before_batches(self.may_save() or stops)
             accumulation = self.args.gradient_accumulation_steps * self.batches_in_one
