@@ -65,7 +65,7 @@ class RunState:
         step = self.first_step = self.trainer.state.global_step
         self.epoch, self.batches = self.plan.position_after(step)
         known, saved = self.plan.batches_per_epoch, state.get("accumulation", self.plan.accumulation)
-        # the step does not determine the position if the length is unknown or wrong, or a callback changes accumulation
+        # the step does not tell the position if the length is unknown or wrong, or a callback changed accumulation
         is_same = known == state.get("batches_per_epoch") and saved == self.plan.accumulation
         if "epoch" in state and (known is None or (is_same and not self.trainer.args.ignore_data_skip)):
             self.epoch, self.batches = state["epoch"], state["batches"]
