@@ -110,10 +110,10 @@ def test_a_stream_goes_on_where_its_checkpoint_says(make_trainer):
     assert state.epoch_has_ended
 
 
-def test_a_dataset_goes_on_where_the_steps_say_whatever_the_batches_were_before(make_trainer):
+def test_a_dataset_goes_on_where_the_steps_say_if_its_epochs_had_other_batches_before(make_trainer):
     run = TrainingRun(make_trainer(max_steps=20, gradient_accumulation_steps=2))  # 5 batches in an epoch
     run.trainer.state.global_step = 4
-    saved = {"epoch": 9, "batches": 9, "epoch_has_ended": False}
+    saved = {"epoch": 9, "batches": 9, "epoch_has_ended": False, "batches_per_epoch": 10}
     run.run_state.load_state_dict({**run.run_state.state_dict(), **saved})
     assert (run.run_state.epoch, run.run_state.batches, run.run_state.first_step) == (1, 2, 4)
 
