@@ -68,6 +68,7 @@ class Position(Struct, kw_only=True):
     learning_rate: float | None = None
     accumulation: Size = 1
     batches_per_epoch: Size | None = None
+    epoch_is_cut: bool = False
 
 
 class PositionInEpoch(Position):

@@ -56,6 +56,7 @@ class RunState:
             "batches": self.batches,
             "accumulation": self.plan.accumulation,
             "batches_per_epoch": self.plan.batches_per_epoch,
+            "epoch_is_cut": self.trainer.control.should_epoch_stop,
             "postponed": self.postponed,
             **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.splits_batches else {}),
         }
@@ -65,13 +66,15 @@ class RunState:
         step = self.first_step = self.trainer.state.global_step
         self.epoch, self.batches = self.plan.position_after(step)
         known, saved = self.plan.batches_per_epoch, state.get("accumulation", self.plan.accumulation)
-        # the step does not tell the position if the length is unknown or wrong, or a callback changes accumulation
+        # the step does not tell the position if the length is unknown or wrong, or a callback cuts epochs or changes
+        # the accumulation
         is_same = known == state.get("batches_per_epoch") and saved == self.plan.accumulation
         if "epoch" in state and (known is None or (is_same and not self.trainer.args.ignore_data_skip)):
             self.epoch, self.batches = state["epoch"], state["batches"]
             if saved != self.plan.accumulation:
                 self.batches = -(-self.batches // saved) * self.plan.accumulation  # keeps the number of updates
-            if (known is None and state["epoch_has_ended"] and self.batches) or self.batches == known:
+            is_over = state["epoch_has_ended"] if known is None else self.batches == known
+            if self.batches and (is_over or state.get("epoch_is_cut", False)):
                 self.epoch, self.batches = self.epoch + 1, 0
         self.epoch_has_ended = state.get("epoch_has_ended", True)
         self.postponed: list[str] = list(state.get("postponed", []))

@@ -31,6 +31,15 @@ def test_resumed_run_whose_callback_changes_accumulation_goes_on_at_its_batch(as
     assert_resumes(7, lambda: {"callbacks": [callback(on_epoch_begin=raise_it)]}, num_train_epochs=3, **EACH_STEP)
 
 
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+def test_resumed_run_whose_callback_cuts_epochs_goes_on_with_the_next(assert_resumes, strategy):
+    def cut(args, state, control, **_):
+        control.should_epoch_stop = state.global_step % 2 == 0
+
+    settings = {**EACH_STEP, "save_strategy": strategy, "num_train_epochs": 3}
+    assert_resumes(2, lambda: {"callbacks": [callback(on_step_end=cut)]}, **settings)
+
+
 def test_resumed_run_with_schedule_of_adafactor_equals_one_that_was_never_interrupted(assert_resumes, make_model):
     def parts():
         model = make_model()
