@@ -50,7 +50,7 @@ class EpochLoader(DataLoader):
     end_of_dataloader = False  # whether the batch last given was the last of its epoch
     pass_number: int | None = None  # seeds workers that persist, see WorkerInit; None for the epoch
     made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
-    transfer: BatchTransfer | None = None  # to a device other than the CPU
+    transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass."""

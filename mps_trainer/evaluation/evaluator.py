@@ -95,7 +95,7 @@ def run_evaluation(
     batches = with_last(host_batches(loader))
     is_seen = trainer._mt_overrides.has("prediction_step", "_prepare_inputs", "_prepare_input")
     is_seen |= by_batch and "inputs" in args.include_for_metrics
-    moves_batches = is_seen and args.device.type != "cpu"  # transformers' loaders do, so an override need not
+    moves_batches = is_seen and args.device.type != "cpu"  # transformers' loaders move them, so an override need not
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
     with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
         for number, ((inputs, is_last), counts) in enumerate(steps):
