@@ -65,7 +65,7 @@ def describe_attention(model: Any, args: TrainingArguments) -> str | None:
 
 def _keeps_its_own(network: nn.Module) -> bool:
     if not any(hasattr(layer, name) for layer in network.modules() for name in ("is_causal", "scaling")):
-        return True  # Mamba has no attention, which transformers does not tell; LayoutLM has the second alone
+        return True  # Mamba has no attention, which transformers does not tell; LayoutLM has only "scaling"
     given = [getattr(layer, name) for layer in network.modules() for name in _GIVERS if hasattr(layer, name)]
     return bool(given) and all(each is not None for each in given)  # MiMo V2 Flash has sinks in some layers
 

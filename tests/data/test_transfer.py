@@ -75,7 +75,7 @@ def test_a_batch_is_one_copy_and_arrives_whole(mps, move):
     assert moved["there"] is there
     assert moved["nested"]["list"][0].item() == 2.5
     assert (moved["nested"]["list"][1], moved["number"], moved["none"]) == ("word", 3, None)
-    across = torch.arange(6.0).reshape(2, 3).T  # not in one piece, so by itself
+    across = torch.arange(6.0).reshape(2, 3).T  # it is not in one piece, and moves by itself
     moved = move({**given, "across": across})["across"]
     assert (moved.stride(), moved.cpu().tolist()) == ((1, 3), across.tolist())
 

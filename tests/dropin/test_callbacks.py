@@ -88,7 +88,7 @@ def test_callback_that_raises_accumulation_makes_larger_steps(assert_same_runs):
         given = {"compute_loss_func": summed, "callbacks": [callback(on_epoch_begin=raise_it)], "num_train_epochs": 2}
         return library.trained(**given)
 
-    assert assert_same_runs(run).state.global_step == 3 + 2  # of 3 batches in an epoch
+    assert assert_same_runs(run).state.global_step == 3 + 2  # an epoch has 3 batches
 
 
 @pytest.mark.parametrize("name", ["nonsense", "clearml"])

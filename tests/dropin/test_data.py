@@ -244,8 +244,8 @@ CASES = {
 }
 
 
-# Accelerate 1.15 does not tell the rest of a resumed epoch which epoch it is: the order, or the dataset, is then that
-# of epoch 0. This package tells it.
+# Accelerate 1.15 does not tell the rest of a resumed epoch which epoch it is: order or dataset are then those of the
+# first one. This package tells it.
 EPOCH_LOST_UNDER_TRANSFORMERS = {"dispatched", "noisy", "persistent"}
 # Persistent workers draw on from epoch to epoch under transformers, and a resumed run cannot get there. This package
 # seeds them in each epoch.

@@ -22,7 +22,7 @@ def run_page(name: str) -> None:
     names = {"model": model, "tokenizer": tokenizer, "chats": chats(), "bert": "bert", "pairs": pairs()}
     runs = [tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)[:16] for chat in chats()]
     names |= {"model_folder": "tiny-llama", "train_dataset": [{"input_ids": run, "labels": run} for run in runs]}
-    if name != "docs/language-models.md":  # that page trains it
+    if name != "docs/language-models.md":  # that page trains the model
         write_adapter("tiny-llama", "my-model")
     for block in blocks_of(ROOT / name):
         if block.kind == "file":

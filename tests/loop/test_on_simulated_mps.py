@@ -108,7 +108,7 @@ def test_an_evaluation_keeps_labels_and_not_the_batches_they_came_in(mps, make_t
         trainer.model.forward = lambda x, unread=None, labels=None: type(trainer.model).forward(
             trainer.model, x, labels
         )
-        gc.collect()  # what earlier tests left behind would count, or be freed in between
+        gc.collect()  # earlier tests left tensors, which would count or be freed in between
         mps.reset()
         trainer.evaluate()
         return mps.report().bytes_peak
@@ -152,6 +152,6 @@ def test_metrics_of_batches_get_the_inputs_on_the_device(mps, make_trainer, make
 
 
 def test_memory_does_not_grow_from_log_to_log(figures):
-    gc.collect()  # what earlier tests left behind would be freed in between
+    gc.collect()  # earlier tests left tensors, which would be freed in between
     live = [step.bytes_live for step in figures(steps=6, logging_steps=1)]
     assert live[1:] == live[:1] * 4

@@ -120,7 +120,7 @@ def registered(place, kind="register_forward_hook"):
     return lambda model, hook: getattr(model.get_submodule(place), kind)(hook)
 
 
-ON_HEAD = registered("classifier", "register_forward_pre_hook")  # of a model whose head gets all tokens
+ON_HEAD = registered("classifier", "register_forward_pre_hook")  # a head with a hook gets all tokens
 
 
 @pytest.mark.parametrize(

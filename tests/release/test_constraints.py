@@ -16,7 +16,7 @@ MACHINES = {"darwin": "arm64", "linux": "x86_64"}
 
 def script(name: str) -> types.ModuleType:
     """A script of .ci as a module; no bytecode of it is left there."""
-    module = sys.modules[f"ci_{name}"] = types.ModuleType(f"ci_{name}")  # where @dataclass looks it up
+    module = sys.modules[f"ci_{name}"] = types.ModuleType(f"ci_{name}")  # @dataclass looks it up there
     module.__file__ = str(ROOT / ".ci" / name)
     exec(compile(Path(module.__file__).read_text(encoding="utf-8"), module.__file__, "exec"), module.__dict__)
     return module

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
 
 SAMPLES = 3
-PARTS = 4  # of the list of operators
+PARTS = 4  # each test has a part of the operators
 
 # Operators that the two cannot agree on, each with the reason.
 LEFT_OUT = {
