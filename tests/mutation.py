@@ -2,8 +2,8 @@
 
 `python -m tests.mutation` runs mutmut, with the settings of pyproject.toml, on a sample drawn from the areas below
 with a fixed seed, and prints the share of mutants that a test kills, by area. Each mutant gets the tests that reach
-it, those of its folder first and the shortest of them first, until their durations add up to `BUDGET`, so the shares
-are lower bounds. A mutant that no test reaches counts as survived.
+it, those of its folder first and the shortest of them first, until their durations add up to `SECONDS`; one that
+survives gets ten times as much. The shares are therefore lower bounds. A mutant that no test reaches has survived.
 
 mutmut loads this module as a pytest plugin as well, which chooses those tests.
 """
@@ -24,7 +24,7 @@ PACKAGE = "mps_trainer"
 FAILED = (1, 2, 3)  # a test failed, or pytest was interrupted or broke
 OUT_OF_TIME = (-24, 24, 36, 152)  # without end, or too slow for the limit of pyproject.toml
 
-BUDGET = 25.0  # seconds of tests for each mutant; durations are those with mutmut's instrumentation
+SECONDS = 25.0  # of tests for each mutant; durations are those with mutmut's instrumentation
 STATS = "mutmut-stats.json"
 
 
@@ -85,12 +85,13 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     module = os.environ.get("MUTANT_UNDER_TEST", "").rpartition(".")[0]
     if not module or not Path(STATS).exists():
         return  # mutmut collects its statistics, or checks that the tests pass
+    budget = float(os.environ["MUTATION_SECONDS"])
     durations = json.loads(Path(STATS).read_text(encoding="utf-8"))["duration_by_test"]
     items.sort(key=lambda item: (is_far(module, item.nodeid), durations.get(item.nodeid, 0.0)))
     spent, kept = 0.0, 0
     for item in items:
         spent += durations.get(item.nodeid, 0.0)
-        if spent > BUDGET and kept:
+        if spent > budget and kept:
             break
         kept += 1
     config.hook.pytest_deselected(items=items[kept:])
@@ -102,22 +103,32 @@ def is_far(module: str, nodeid: str) -> bool:
     return not nodeid.startswith("/".join(["tests", *module.split(".")[1:-1][:1]]) + "/")
 
 
+def run(names: list[str], seconds: float) -> int:
+    """Tries the mutants and shows mutmut's output; returns its exit status."""
+    # Through a pipe: mutmut prints while a test limits the size of files, and cannot go on if its output is one.
+    command = [Path(sys.executable).with_name("mutmut"), "run", "--max-children", "2", *names]
+    variables = {**os.environ, "MUTATION_SECONDS": str(seconds)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables) as process:
+        assert process.stdout is not None
+        for chunk in iter(lambda: process.stdout.read1(), b""):  # type: ignore[union-attr]
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+    return process.returncode
+
+
+def survivors(names: list[str]) -> list[str]:
+    statuses = exit_statuses()
+    return [name for name in names if statuses.get(name) not in (*FAILED, *OUT_OF_TIME)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--area", action="append", choices=AREAS, help="to try; may be repeated (default: all)")
     arguments = parser.parse_args()
     chosen = sample(arguments.area or AREAS)
     names = [name for area in chosen.values() for name in area]
-    # Through a pipe: mutmut prints while a test limits the size of files, and cannot go on if its output is one.
-    mutmut = Path(sys.executable).with_name("mutmut")
-    command = [mutmut, "run", "--max-children", "2", *names]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        for chunk in iter(lambda: process.stdout.read1(), b""):  # type: ignore[union-attr]
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-    if process.returncode:
-        return process.returncode
+    if (status := run(names, SECONDS)) or ((left := survivors(names)) and (status := run(left, 10 * SECONDS))):
+        return status
     statuses = exit_statuses()
     print("\n| area | mutants | killed | share | out of time |\n| --- | ---: | ---: | ---: | ---: |")
     for name, mutants in {**chosen, "all": names}.items():
@@ -126,9 +137,8 @@ def main() -> int:
         killed = sum(ends[status] for status in FAILED) + late
         print(f"| {name} | {len(mutants)} | {killed} | {killed / len(mutants):.0%} | {late} |")
     late = [name for name in names if statuses.get(name) in OUT_OF_TIME]
-    survived = [name for name in names if statuses.get(name) not in (*FAILED, *OUT_OF_TIME)]
     print("\nOut of time:", *late, sep="\n  ")
-    print("\nSurvived:", *survived, sep="\n  ")
+    print("\nSurvived:", *survivors(names), sep="\n  ")
     return 0
 
 

@@ -155,7 +155,7 @@ def is_like(saved: Any, own: Any) -> bool:
 def require_exported(saved: dict[str, Any], part: Any) -> None:
     """Raises ValueError for an entry of stateful_callbacks that would break `part`."""
     own = part.state()
-    is_known = type(part).__module__.partition(".")[0] in ("transformers", "mps_trainer")
+    is_known = type(part).__module__.partition(".")[0] == "transformers"
     for table in ("args", "attributes"):
         for name, value in saved.get(table, {}).items():
             if table == "attributes" and is_method(part, name):

@@ -225,6 +225,14 @@ def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, 
     assert said.startswith(f"{tmp_path / loading.SCHEDULER} does not belong to this run: {why}. Resume with the model")
 
 
+def test_weights_of_transformers_model_that_lack_a_parameter_are_another_models(tmp_path):
+    model = tiny("BertForSequenceClassification")
+    model.save_pretrained(tmp_path)
+    save_file({name: value for name, value in weights(model).items() if name != "classifier.bias"}, tmp_path / WEIGHTS)
+    said = refusal(loading.load_weights, model, str(tmp_path))
+    assert "1 parameter is missing and 0 are unexpected, for example classifier.bias" in said
+
+
 class WithBuffer(nn.Linear):
     _keys_to_ignore_on_save = None
 

@@ -155,6 +155,15 @@ def test_not_where_a_second_copy_would_crowd_the_memory(make_trainer, monkeypatc
     test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, {}, {}, beside=False)
 
 
+@pytest.mark.parametrize("name", ["peft_config", "quantization_method"])
+def test_nor_where_the_model_saves_itself(make_trainer, make_model, monkeypatch, name):
+    monkeypatch.setattr(model := make_model(), name, {}, raising=False)
+    model.save_pretrained = lambda folder, **_: os.makedirs(folder, exist_ok=True)
+    test_it_is_written_beside_training_only_where_that_is_safe(
+        make_trainer, monkeypatch, {"model": model}, {}, beside=False
+    )
+
+
 ALL_COMPLETE = [(f"checkpoint-{step}", None, True) for step in (2, 4, 6)]
 
 

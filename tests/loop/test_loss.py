@@ -483,7 +483,7 @@ def test_a_function_may_be_declared_to_return_the_mean_in_several_processes(decl
 def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(uses, settings):
     loss = loss_with("compute_loss", processes=TWO, **settings)
     items = loss.items_for_compute_loss(torch.tensor(8))
-    assert loss.scaled(OUTPUTS["loss"] * (items / 8 if uses else 1), 8) == 6
+    assert loss.scaled(OUTPUTS["loss"] * (torch.div(items, other=8) if uses else 1), 8) == 6
 
 
 def test_only_the_first_batch_of_a_silent_subclass_is_watched():

@@ -140,6 +140,14 @@ def test_overrides_and_callbacks_get_batches_on_the_device_as_from_accelerate(mp
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize("name", ["_prepare_inputs", "_prepare_input"])
+def test_an_override_of_what_moves_batches_gets_them_on_the_device(mps, make_trainer, name):
+    trainer = make_trainer(max_steps=1)
+    setattr(trainer, name, lambda data: data)
+    trainer.train()
+    trainer.evaluate()
+
+
 def test_metrics_of_batches_get_the_inputs_on_the_device(mps, make_trainer, make_model):
     model = make_model()
     model.main_input_name, wanted = "x", {"batch_eval_metrics": True, "include_for_metrics": ["inputs"]}

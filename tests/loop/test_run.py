@@ -57,18 +57,15 @@ def test_a_learning_rate_that_an_optimizer_does_not_learn_of_is_told(make_traine
 
 
 def test_a_frozen_model_is_refused_unless_a_subclass_makes_the_optimizer(make_trainer, trained, make_model):
-    class Unfreezes(Trainer):
-        def create_optimizer(self, model=None):
+    def unfreezes(name):
+        def method(self, *args, **kwargs):
             self.model.requires_grad_(True)
-            return super().create_optimizer(model)
+            return getattr(Trainer, name)(self, *args, **kwargs)
 
-    class Steps(Trainer):
-        def training_step(self, model, inputs, num_items_in_batch=None):
-            model.requires_grad_(True)
-            return super().training_step(model, inputs, num_items_in_batch)
+        return type("Unfreezes", (Trainer,), {name: method})
 
     assert "no parameter of " in refusal(make_trainer({"model": make_model().requires_grad_(False)}).train)
-    for kind in (Unfreezes, Steps):
+    for kind in map(unfreezes, ("create_optimizer", "training_step", "compute_loss")):
         assert trained({"model": make_model().requires_grad_(False), "kind": kind}, max_steps=1).state.global_step == 1
 
 
@@ -101,8 +98,15 @@ def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, 
 
 
 def test_a_stream_goes_on_where_its_checkpoint_says(make_trainer):
-    state = TrainingRun(make_trainer({"train_dataset": Stream(examples(20))}, max_steps=9)).run_state
-    saved = {**state.state_dict(), "epoch": 2, "batches": 6, "accumulation": 3}
+    state, other = (
+        TrainingRun(
+            make_trainer(
+                {"train_dataset": Stream(examples(20))}, max_steps=9, gradient_accumulation_steps=accumulation
+            )
+        ).run_state
+        for accumulation in (1, 3)
+    )
+    saved = {**other.state_dict(), "epoch": 2, "batches": 6}
     for has_ended, place in ((False, (2, 2)), (True, (3, 0))):  # two updates, of one batch each in this run
         state.load_state_dict({**saved, "epoch_has_ended": has_ended})
         assert (state.epoch, state.batches) == place

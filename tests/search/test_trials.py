@@ -8,7 +8,7 @@ import pytest
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import SearchUnavailableError
 from mps_trainer.search import backends, trials
-from tests.conftest import refusal
+from tests.conftest import callback, refusal
 
 
 def test_a_model_comes_from_a_function_with_or_without_the_trial():
@@ -57,3 +57,19 @@ def test_optuna_does_not_prune_by_one_of_several_objectives():
     pytest.importorskip("optuna")
     trial = SimpleNamespace(study=SimpleNamespace(directions=[None] * 2), report=pytest.fail)
     backends.report_to_optuna(trial, 0.5, 7, pytest.fail)
+
+
+def test_callbacks_see_the_trial_and_optuna_gets_each_evaluation(make_trainer, make_model):
+    optuna = pytest.importorskip("optuna")
+    seen, reported = [], []
+
+    class Pruner(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            reported.append([*trial.intermediate_values])
+            return False
+
+    note = callback(on_step_end=lambda args, state, control, **_: seen.append(state.trial_params))
+    given = {"model_init": lambda: make_model(), "callbacks": [note]}
+    trainer = make_trainer(given, max_steps=2, eval_strategy="steps", eval_steps=1)
+    trainer.hyperparameter_search(lambda trial: {"seed": trial.suggest_int("seed", 7, 7)}, n_trials=1, pruner=Pruner())
+    assert (seen, reported) == ([{"seed": 7}] * 2, [[1], [1, 2]])
