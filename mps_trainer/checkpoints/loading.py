@@ -148,13 +148,8 @@ def load_states(owners: Mapping[str, Any], folder: str) -> None:
         saved = shards.read_optimizer_state(owner, folder) if in_shards else read_tensors(path)
         try:
             require_usable(saved, owner)
-            groups = owner.param_groups if name == OPTIMIZER and not in_shards else []
-            if any(is_shard(parameter) for group in groups for parameter in group["params"]):
-                saved = parted_state(saved, owner)
-            for own, group in zip(groups, saved.get("param_groups", []) if groups else [], strict=False):
-                # AdafactorSchedule computes rates on the device. Torch cannot write these into one that is on the CPU.
-                if torch.is_tensor(rate := group.get("lr")) and not torch.is_tensor(own.get("lr")):
-                    group["lr"] = rate.item()
+            if name == OPTIMIZER and not in_shards:
+                saved = _fitted_to(owner, saved)
             owner.load_state_dict(saved)
         except Exception as error:
             why = "".join(str(error).splitlines()[:1]).rstrip(".") or type(error).__name__
@@ -163,6 +158,19 @@ def load_states(owners: Mapping[str, Any], folder: str) -> None:
                 f"{path} does not belong to this run: {why}. Resume with the model and optimizer that it was saved "
                 "from, or train from the beginning."
             ) from error
+
+
+def _fitted_to(optimizer: Any, saved: Any) -> Any:
+    """Returns the saved state with this process's shards, and with rates that are numbers where the optimizer's are.
+
+    AdafactorSchedule computes rates on the device, and torch cannot write these into one that is on the CPU.
+    """
+    if any(is_shard(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+        saved = parted_state(saved, optimizer)
+    for own, group in zip(optimizer.param_groups, saved.get("param_groups", []), strict=False):
+        if torch.is_tensor(rate := group.get("lr")) and not torch.is_tensor(own.get("lr")):
+            group["lr"] = rate.item()
+    return saved
 
 
 # Position and state
