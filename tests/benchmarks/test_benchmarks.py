@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import environment, glue, learning, libraries, mrpc, simulated, startup, worker
-from benchmarks.__main__ import main
+from benchmarks import environment, glue, learning, libraries, mrpc, startup
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.devices.facts import cpu_bfloat16
@@ -175,18 +174,3 @@ def test_what_cannot_be_measured_is_skipped_with_what_to_do(benchmarks_here, mon
     result, page = benchmarks_here(*arguments)
     assert said in result["skipped"]
     assert f"Skipped: {result['skipped']}" in page
-
-
-@pytest.mark.integration
-def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks_here, monkeypatch, tmp_path):
-    monkeypatch.setattr(simulated, "measure_in_process", worker.measure_in_process)  # this one may have the device
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "empty"))
-    result, _ = benchmarks_here("simulated")
-    assert result["skipped"]
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert main(["overhead", "--output", str(tmp_path / "file" / "folder")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
