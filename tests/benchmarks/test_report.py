@@ -14,15 +14,6 @@ def results():
     return summary.read()
 
 
-def test_a_section_names_who_is_absent_and_what_was_not_measured(results):
-    result = results["overhead"]
-    result["left_out"] = {"lightning": "not installed", "accelerate": "failed: killed\nTraceback"}
-    result["targets"][0] |= {"reached": None, "met": None}
-    text = report.section(result)
-    assert "at most 0.75: not measured.\n" in text
-    assert "- Left out: lightning: not installed\n- Left out: accelerate: failed: killed\n\n" in text
-
-
 def test_charts_are_drawn_for_bars_and_for_lines(tmp_path, results):
     pytest.importorskip("matplotlib")
     skipped = {"name": "mrpc", "title": "MRPC", "quick": False, "skipped": "There is no data."}
