@@ -67,12 +67,6 @@ def test_targets_are_met_missed_or_not_measured():
     assert [target["reached"] for target in reached] == [0.6, 2, None]
 
 
-@pytest.mark.parametrize("change", [{"skipped": "no device"}, {"quick": True}])
-def test_the_summary_has_no_row_for_what_was_not_measured(change, results):
-    assert "step of one linear layer" in summary.block({"overhead": results["overhead"]})
-    assert summary.block({"overhead": {**results["overhead"], **change}}) == ""
-
-
 def test_the_notes_name_each_machine_and_what_the_accuracies_show(results):
     results["mrpc"]["machine"] = {"processor": "Other", "cores": 2}
     assert "On Other with 2 cores: `mrpc` (" in summary.by_machine(results)
