@@ -40,7 +40,6 @@ COMMANDS = [
     command("no such example", "example speech mine", ["speech", "text-classification", "notebooks"]),
     command("an example without a folder", "example notebooks", "mps-trainer example notebooks DIR"),
     command("an example to a folder of no name", "example notebooks ''", "A folder"),
-    command("an example in two folders", "example notebooks a b", "b"),
     command("an example over a file", "example notebooks train.py", "train.py is a file"),
     command("an example over a folder", "example notebooks a", "a is not empty", files={"a/b": "c"}),
     command("a completion for no such shell", "--print-completion csh", "'csh'"),

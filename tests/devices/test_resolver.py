@@ -54,7 +54,6 @@ UNAVAILABLE = [
 # machine, request, device
 ASKED = [
     ("m3_macos_15", {"ddp_backend": "mlx"}, "mps"),
-    ("linux_8_cuda", {"accelerator": "cuda"}, "cuda:0"),
     ("linux_8_cuda", {"devices": [3]}, "cuda:3"),
     ("linux_8_cuda", {"devices": "3,"}, "cuda:3"),
     ("linux_1_cuda", {"devices": -1}, "cuda:0"),

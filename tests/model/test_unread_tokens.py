@@ -268,6 +268,7 @@ def adapted(name=CLASSIFIER, **settings):
         (made, {"eval_strategy": "steps", "eval_steps": 3}, 3 + 3),
         (made, {"bf16": True}, 3),
         (lambda: adapted(target_modules=["query", "value", "dense"]), {}, 3),
+        (lambda: adapted(target_modules=["query"], mixed=True), {}, 3),
         # a head that is trained beside adapters
         (lambda: adapted(WITH_HEAD, target_modules=["query"], modules_to_save=["classifier"]), {}, 3),
     ],
