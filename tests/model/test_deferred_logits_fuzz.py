@@ -77,7 +77,6 @@ VIEWS = [
 ]
 COPIES = [
     lambda x, rng: x.float(),
-    lambda x, rng: x.float(),
     lambda x, rng: x.to(dtype=torch.float32, copy=True),
     lambda x, rng: x.to(torch.bfloat16),
     lambda x, rng: x.double(),
@@ -104,6 +103,7 @@ IN_PLACE = [
 READS = [
     lambda x, rng: (x.argmax(-1), x)[1],
     lambda x, rng: (x.detach().float().cpu().numpy(), x)[1],
+    lambda x, rng: (x.tolist(), x)[1],
     lambda x, rng: (repr(x), x)[1],
     lambda x, rng: (x.grad_fn, x)[1],
     lambda x, rng: x.requires_grad_(),
