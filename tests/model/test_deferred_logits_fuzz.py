@@ -60,8 +60,11 @@ def index(rng):
 
 VIEWS = [
     lambda x, rng: x.view(-1, x.shape[-1]),
+    lambda x, rng: x.view(-1),
     lambda x, rng: x.view(x.shape[-1], -1),
     lambda x, rng: x.view(torch.int32 if x.dtype is torch.float32 else torch.int16).view(x.dtype),
+    lambda x, rng: x.view_as(x),
+    lambda x, rng: x.reshape(-1, x.shape[-1]),
     lambda x, rng: x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0),
     lambda x, rng: x[index(rng)],
     lambda x, rng: x[..., :-1, :] if x.dim() > 1 else x[:-1],
@@ -69,6 +72,7 @@ VIEWS = [
     lambda x, rng: x.unsqueeze(0),
     lambda x, rng: x.transpose(0, -1),
     lambda x, rng: x.chunk(2, -1)[0],
+    lambda x, rng: x.unbind(0)[0],
     lambda x, rng: x.expand(2, *x.shape),
     lambda x, rng: x.detach(),
     lambda x, rng: x.data,
@@ -77,9 +81,13 @@ VIEWS = [
 ]
 COPIES = [
     lambda x, rng: x.float(),
+    lambda x, rng: x.float(),
+    lambda x, rng: x.to(torch.float32),
     lambda x, rng: x.to(dtype=torch.float32, copy=True),
+    lambda x, rng: x.type(torch.float32),
     lambda x, rng: x.to(torch.bfloat16),
     lambda x, rng: x.double(),
+    lambda x, rng: x.type_as(torch.zeros(())),
     lambda x, rng: x.clone(),
     lambda x, rng: x[..., :-1, :].contiguous() if x.dim() > 1 else x.clone(),
     lambda x, rng: x * 3,
@@ -90,6 +98,7 @@ COPIES = [
 ]
 IN_PLACE = [
     lambda x, rng: x.mul_(FACTOR),
+    lambda x, rng: x.tanh_(),
     lambda x, rng: x.copy_(2 * x),
     lambda x, rng: (torch.mul(x.detach(), 2, out=x.detach()), x)[1],
     lambda x, rng: (x.__setitem__((..., 0), 3.0), x)[1],
@@ -97,6 +106,7 @@ IN_PLACE = [
     lambda x, rng: Doubled.apply(x),
     without_grad(lambda x: x.mul_(FACTOR)),
     without_grad(lambda x: x.__setitem__((..., 2), -4.0)),
+    without_grad(lambda x: x.zero_()),
     lambda x, rng: (x.data.mul_(2), x)[1],
     lambda x, rng: (x.detach().add_(1), x)[1],
 ]
