@@ -28,7 +28,6 @@ DATA = [
     files("no label column", "train data has no column 'label'", "text,class\na,1\n"),
     files("another text column", "validation data has no text in the column", CSV, CSV.replace("text", "words")),
     files("numbers for texts", "No column beside 'label' has text; the columns are id, label", "id,label\n5,1\n6,0\n"),
-    files("numbers for texts in one file", "validation data has no text in the column", CSV, "text,label\n5,1\n6,0\n"),
     files("a column too many", "train.csv, line 3: 3 columns, and 2 are expected", "text,label\na,1\nb,1,2\n"),
     files("a column twice", "train.csv cannot be loaded: the header has a column twice", "text,label,label\na,1,0\n"),
     files("an empty file", "train.csv cannot be loaded: it has no rows", "", CSV),

@@ -72,7 +72,6 @@ MODELS = [
     # settings
     settings("no such model_type", "The", model_type="bart_simpson"),
     settings("code of its own", "trust_remote_code", model_type="own", auto_map={"AutoConfig": "main.Config"}),
-    settings("text for a size", "The", hidden_size="wide"),
     settings("a size that heads do not divide", "The model model cannot be loaded", num_attention_heads=3),
     # weights
     model("no weights", "cannot be loaded", without(WEIGHTS)),

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import environment, glue, learning, libraries, mrpc, simulated, startup, worker
-from benchmarks.__main__ import main
+from benchmarks import environment, glue, learning, libraries, startup
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.devices.facts import cpu_bfloat16
@@ -91,17 +90,6 @@ def test_memory(benchmarks_here, built):
 
 
 @pytest.mark.acceptance
-def test_startup(benchmarks_here):
-    result, _ = benchmarks_here("startup", "--peers", "ours")
-    kinds = {"python", "torch", "ours-device", "ours-help", "ours-first-step"}
-    check(result, "startup", kinds, {"seconds", "processor_seconds"})
-    middles = result["middles"]
-    assert middles["python"]["seconds"] < middles["torch"]["seconds"]
-    assert 0 < middles["python"]["processor_seconds"] < middles["torch"]["processor_seconds"]
-    assert middles["torch"]["processor_seconds"] < middles["ours-first-step"]["processor_seconds"]
-
-
-@pytest.mark.acceptance
 @pytest.mark.skipif(not (REAL / "glue" / "MRPC").is_dir(), reason=f"no real MRPC in {REAL}")
 def test_mrpc(benchmarks):
     result, _ = benchmarks("mrpc", "--peers", "ours", "--data", str(REAL))
@@ -112,19 +100,6 @@ def test_mrpc(benchmarks):
     assert 0 < row["first_step_seconds"] < row["seconds"]
     assert 0 < row["real_tokens"] < row["padded_tokens"]
     assert 0 < row["learned"]["dev accuracy"] < 1
-
-
-@pytest.mark.parametrize("has_instructions", [True, False, None])
-def test_mrpc_is_not_measured_in_a_slow_bfloat16(monkeypatch, tmp_path, has_instructions):
-    for folder in ("glue/MRPC", "models/minilm-l6"):
-        (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.setattr(mrpc, "cpu_bfloat16", lambda: has_instructions)
-    monkeypatch.setattr(mrpc, "measure_in_process", lambda *_, **__: {"flops_per_second": 1e9})
-    plan = mrpc.BENCHMARK.plan(Options(("ours", "transformers"), str(tmp_path)))
-    in_bfloat16 = {"ours-bf16", "transformers-dynamic-bf16"}
-    in_float32 = {"ours", "transformers", "transformers-dynamic", "import", "import-buckets", "import-options"}
-    assert plan.entries.keys() == (in_float32 if has_instructions is False else in_float32 | in_bfloat16)
-    assert plan.left_out.keys() == (in_bfloat16 if has_instructions is False else set())
 
 
 def test_learning_takes_another_seed_in_each_round(monkeypatch, tmp_path):
@@ -175,18 +150,3 @@ def test_what_cannot_be_measured_is_skipped_with_what_to_do(benchmarks_here, mon
     result, page = benchmarks_here(*arguments)
     assert said in result["skipped"]
     assert f"Skipped: {result['skipped']}" in page
-
-
-@pytest.mark.integration
-def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks_here, monkeypatch, tmp_path):
-    monkeypatch.setattr(simulated, "measure_in_process", worker.measure_in_process)  # this one may have the device
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "empty"))
-    result, _ = benchmarks_here("simulated")
-    assert result["skipped"]
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert main(["overhead", "--output", str(tmp_path / "file" / "folder")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from benchmarks.peers import PEERS, left_out
+from benchmarks.peers import PEERS
 from benchmarks.tasks import loss_after, one_layer, small_bert
 
 pytestmark = pytest.mark.integration
@@ -43,8 +43,3 @@ def test_a_peer_sees_the_batches_of_the_bare_loop_and_learns_what_it_learns(name
         assert all(torch.equal(batch[key], other[key]) for key in batch)
     # The fused optimizer rounds otherwise than the loop over parameters: by some units in the last place of float32.
     assert loss_after(model, task) == pytest.approx(loss_after(expected, task), rel=1e-5)
-
-
-def test_a_peer_that_is_not_installed_is_left_out_and_named(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert left_out(["bare", "lightning"]) == {"lightning": "lightning not installed"}

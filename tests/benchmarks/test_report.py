@@ -14,15 +14,6 @@ def results():
     return summary.read()
 
 
-def test_a_section_names_who_is_absent_and_what_was_not_measured(results):
-    result = results["overhead"]
-    result["left_out"] = {"lightning": "not installed", "accelerate": "failed: killed\nTraceback"}
-    result["targets"][0] |= {"reached": None, "met": None}
-    text = report.section(result)
-    assert "at most 0.75: not measured.\n" in text
-    assert "- Left out: lightning: not installed\n- Left out: accelerate: failed: killed\n\n" in text
-
-
 def test_charts_are_drawn_for_bars_and_for_lines(tmp_path, results):
     pytest.importorskip("matplotlib")
     skipped = {"name": "mrpc", "title": "MRPC", "quick": False, "skipped": "There is no data."}
@@ -74,12 +65,6 @@ def test_targets_are_met_missed_or_not_measured():
     reached = judged(benchmark, middles(ROUNDS, FIGURES), {"ours": {"time": 0.6}})
     assert [target["met"] for target in reached] == [True, False, None]
     assert [target["reached"] for target in reached] == [0.6, 2, None]
-
-
-@pytest.mark.parametrize("change", [{"skipped": "no device"}, {"quick": True}])
-def test_the_summary_has_no_row_for_what_was_not_measured(change, results):
-    assert "step of one linear layer" in summary.block({"overhead": results["overhead"]})
-    assert summary.block({"overhead": {**results["overhead"], **change}}) == ""
 
 
 def test_the_notes_name_each_machine_and_what_the_accuracies_show(results):

@@ -23,8 +23,6 @@ LAYERS = {
     "gru": (nn.GRU(8, 6, num_layers=2, bidirectional=True, batch_first=True), SEQUENCE),
     "multihead attention": (nn.MultiheadAttention(8, 2, batch_first=True, dropout=0.1), SEQUENCE * 3),
     "transformer encoder": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), SEQUENCE),
-    "embedding bag": (nn.EmbeddingBag(10, 4), (torch.randint(0, 10, (2, 5)),)),
-    "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), SEQUENCE),
 }
 
 

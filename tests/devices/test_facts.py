@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mps_trainer import MachineFacts, gather_facts
-from mps_trainer.devices.facts import PACKAGES, gather_all_facts, macos_version, parse_version
+from mps_trainer.devices.facts import PACKAGES, gather_all_facts, macos_version
 from mps_trainer.devices.probes import Probes, _mlx_backends, sysctl_int, sysctl_text, unreadable_switch
 from tests import run_python
 from tests.conftest import refusal
@@ -208,12 +208,6 @@ WATCHES = "assert not any('Watch' in type(finder).__name__ for finder in sys.met
 )
 def test_the_switch_was_set_in_time_or_not_and_the_watch_for_torch_ends(order, printed, beside_torch):
     assert python("\n".join(["import importlib.util, os, sys", *order, SHOW, WATCHES]), beside_torch) == printed
-
-
-def test_versions_are_compared_as_numbers():
-    assert parse_version("2.13.0+cpu") == (2, 13)
-    assert parse_version("26") == (26, 0)
-    assert parse_version(None) == parse_version("unknown") == ()
 
 
 def asked(name):

@@ -53,16 +53,10 @@ UNAVAILABLE = [
 
 # machine, request, device
 ASKED = [
-    ("m3_macos_15", {"accelerator": "mps"}, "mps"),
-    ("m3_macos_15", {"accelerator": "MPS"}, "mps"),
-    ("m3_macos_15", {"accelerator": "cpu"}, "cpu"),
-    ("m3_macos_15", {"accelerator": "gpu"}, "mps"),
     ("m3_macos_15", {"ddp_backend": "mlx"}, "mps"),
-    ("linux_8_cuda", {"accelerator": "cuda"}, "cuda:0"),
     ("linux_8_cuda", {"devices": [3]}, "cuda:3"),
     ("linux_8_cuda", {"devices": "3,"}, "cuda:3"),
     ("linux_1_cuda", {"devices": -1}, "cuda:0"),
-    ("linux_2_xpu", {"accelerator": "gpu"}, "xpu:0"),
     *(("linux_8_cuda", {"devices": devices}, "cuda:0") for devices in ("auto", None, 1, "1")),
     *(("linux_8_cuda", {"devices": devices, "use_cpu": True}, "cpu") for devices in ("auto", None, 1, "1", -1)),
     *(("m3_macos_15", {"devices": devices}, "mps") for devices in ("auto", None, 1, "1", -1, "-1", [0], (0,), "0,")),

@@ -155,12 +155,6 @@ def test_each_call_of_train_has_its_own_checkpoints(train, supervisor):
     assert_same_weights(weights(found.model), weights(twice().model))
 
 
-def test_an_error_of_the_script_starts_nothing_again(train, supervisor):
-    train(5, "shapes cannot be multiplied")
-    assert supervisor.end().error == OTHER
-    assert decide(supervisor.end(), [], 9) == ""
-
-
 def test_restart_counts_evaluations_of_early_stopping(train, supervisor):
     settings = {
         "max_steps": 12, "eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "score",

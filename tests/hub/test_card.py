@@ -6,6 +6,7 @@ import platform
 import datasets
 import pytest
 from huggingface_hub import ModelCard
+from transformers import BertForSequenceClassification, GPT2LMHeadModel
 
 from mps_trainer.hub import card
 from mps_trainer.version import __version__
@@ -96,8 +97,6 @@ def test_several_evaluations_and_a_stream_have_a_row_each():
 
 
 def test_the_task_of_a_class_is_that_of_transformers_card():
-    from transformers import BertForSequenceClassification, GPT2LMHeadModel
-
     kinds = (BertForSequenceClassification, GPT2LMHeadModel, Classifier)
     assert [card.task_of(kind) for kind in kinds] == ["text-classification", "text-generation", None]
 

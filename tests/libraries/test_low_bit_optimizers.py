@@ -28,7 +28,6 @@ pytestmark = [
 
 KINDS = {"adamw_torch_8bit": "AdamW8bit", "adamw_torch_4bit": "AdamW4bit"}
 STEPS = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 3e-3, "weight_decay": 0.1}
-WORDS = 512
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +40,11 @@ def without_compiler(monkeypatch):
     monkeypatch.setattr(torch, "compile", compile)
 
 
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 512}
 
 
-def llama(dtype: torch.dtype = torch.float32) -> Any:
-    return tiny("LlamaForCausalLM", **SIZES, vocab_size=WORDS).to(dtype)
+def llama(dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    return tiny("LlamaForCausalLM", **{**SIZES, **settings}).to(dtype)
 
 
 @pytest.fixture
@@ -182,17 +181,14 @@ def test_step_waits_once_on_mps_and_falls_back_nowhere(mps, trainer_of):
     assert all(norm > 0.1 for norm in logged(trainer, "grad_norm"))
 
 
-def large() -> Any:
-    return tiny("LlamaForCausalLM", **{**SIZES, "intermediate_size": 256}, vocab_size=4096)
+LARGE = {"intermediate_size": 256, "vocab_size": 4096}
 
 
 def test_fit_computes_the_memory_of_a_run(mps, trainer_of, monkeypatch):
-    from mps_trainer.optim import low_bit
-
-    monkeypatch.setattr(low_bit, "_PART", 2**14)
+    monkeypatch.setattr("mps_trainer.optim.low_bit._PART", 2**14)
     gc.collect()
     before = mps.counters()["bytes_live"]  # of other tests
-    trainer = trainer_of(model=large(), max_steps=3)
+    trainer = trainer_of(model=llama(**LARGE), max_steps=3)
     with as_on_mps():
         found = measure_step(trainer, largest_batch(trainer, 4)).bytes_peak
     mps.reset()
@@ -203,11 +199,9 @@ def test_fit_computes_the_memory_of_a_run(mps, trainer_of, monkeypatch):
 
 
 def test_fit_offers_8_bits_where_adamw_trains_all_weights(trainer_of, monkeypatch):
-    from mps_trainer.optim import low_bit
-
     text = "optim='adamw_torch_8bit'"
-    monkeypatch.setattr(low_bit, "_PART", 2**14)
-    report = estimate(trainer_of("adamw_torch_fused", model=large()), batches=1)
+    monkeypatch.setattr("mps_trainer.optim.low_bit._PART", 2**14)
+    report = estimate(trainer_of("adamw_torch_fused", model=llama(**LARGE)), batches=1)
     with_8_bits = next(each for each in report.remedies if each.text == text)
     # of 8 bytes for each weight 2 are left, and AdamW joins small gradients of 4 bytes when it clips them
     assert 6 < (report.bytes_peak - with_8_bits.bytes_peak) / report.trainable < 6 + 4

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from mps_trainer import Trainer
 from tests.conftest import assert_same_weights, logged, refusal, weights
@@ -79,8 +80,6 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def adapter(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
     return load_file(folder / "adapter_model.safetensors")
 
 
@@ -199,10 +198,8 @@ def test_tied_quantized_head_is_refused(kind, folder, trainer_of, tmp_path):
     assert "llm_int8_skip_modules" in said
 
 
-def test_8_bit_layers_warn_once_of_their_cast_and_take_bf16_full_eval(folder, trainer_of, mps, caplog):
-    from mps_trainer.model import quantized
-
-    quantized._told.clear()
+def test_8_bit_layers_warn_once_of_their_cast_and_take_bf16_full_eval(folder, trainer_of, mps, caplog, monkeypatch):
+    monkeypatch.setattr("mps_trainer.model.quantized._told", set())
     trainer = trainer_of(adapted(load(folder, KINDS["int8"])), bf16_full_eval=True)
     with caplog.at_level(logging.WARNING, logger="bitsandbytes"):
         trainer.train()

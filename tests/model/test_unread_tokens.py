@@ -173,20 +173,6 @@ def test_attention_of_ones_own_gets_all_queries(computed):
     assert seen == [6, 6]
 
 
-def test_a_wrapper_that_others_put_around_forward_stays():
-    model = made().eval()
-    inputs = batch()
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        with unread_tokens_skipped(model, True):
-            inside = model.forward
-            model.forward = lambda *args, **kwargs: inside(*args, **kwargs)
-            wrapper = model.forward
-        assert model.forward is wrapper
-        torch.testing.assert_close(model(**inputs).logits, expected)
-        assert model.bert(inputs["input_ids"]).last_hidden_state.shape[1] == 6
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_are_models_of_their_own(copied):
     model = made().eval()
@@ -282,6 +268,7 @@ def adapted(name=CLASSIFIER, **settings):
         (made, {"eval_strategy": "steps", "eval_steps": 3}, 3 + 3),
         (made, {"bf16": True}, 3),
         (lambda: adapted(target_modules=["query", "value", "dense"]), {}, 3),
+        (lambda: adapted(target_modules=["query"], mixed=True), {}, 3),
         # a head that is trained beside adapters
         (lambda: adapted(WITH_HEAD, target_modules=["query"], modules_to_save=["classifier"]), {}, 3),
     ],

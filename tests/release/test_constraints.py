@@ -104,16 +104,6 @@ def test_the_commands_are_readmes_and_the_pythons_those_of_the_classifiers(resol
     assert resolve.pythons((ROOT / "setup.cfg").read_text(encoding="utf-8")) == list(PYTHONS)
 
 
-REFUSED = """\
-  × No solution found when resolving dependencies:
-  ╰─▶ Because the requested Python version (>=3.10) does not satisfy Python>=3.11 and pillow==13.0.0 depends on
-      Python>=3.11, we can conclude that pillow==13.0.0 cannot be used."""
-
-
-def test_the_exit_status_says_whether_all_resolve(resolve, capsys):
+def test_the_exit_status_says_whether_all_resolve(resolve):
     assert resolve.main(["3.14"], lambda *_: resolve.Outcome(143, 0.5)) == 0
-    assert resolve.main(["3.10"], lambda *_: resolve.Outcome(0, 0.5, REFUSED)) == 1
-    printed = capsys.readouterr().out
-    assert printed.count("143 packages, 0.5 s") == printed.count("FAILED: pillow==13.0.0") == 4
-    assert printed.count("we can conclude that") == 1
-    assert "\nPython 3.10 on macOS, arm64; Python 3.10 on Linux, x86-64:\n" in printed
+    assert resolve.main(["3.10"], lambda *_: resolve.Outcome(0, 0.5, "No solution found")) == 1

@@ -66,7 +66,7 @@ def installed(wheel, tmp_path_factory):
     def command(*words: object) -> subprocess.CompletedProcess:
         return run(sys.executable, target / "bin" / "mps-trainer", *words, cwd=folder, env=environ)
 
-    command.folder, command.target = folder, target
+    command.folder = folder
     return command
 
 
@@ -91,13 +91,6 @@ def test_what_is_built_has_the_package_its_data_the_examples_and_what_an_index_s
     wanted = {"CHANGELOG.md", "CITATION.cff", "constraints.txt", "tests/conftest.py", "docs/index.md", ".ci/run"}
     assert wanted <= names
     assert not [name for name in names if "__pycache__" in name or "/." in name]
-
-
-def test_a_message_names_a_page_that_is_in_the_installation(installed):
-    where = "from mps_trainer.utils.documentation import page; print(page('faults'))"
-    done = run(sys.executable, "-c", where, cwd=installed.folder, env=os.environ | {"PYTHONPATH": installed.target})
-    assert Path(done.stdout.strip()).expanduser() == installed.target / "mps_trainer" / "_docs" / "faults.md"
-    assert "# " in Path(done.stdout.strip()).expanduser().read_text(encoding="utf-8")
 
 
 def test_an_example_copied_out_of_the_installation_trains_by_it(installed):

@@ -101,7 +101,7 @@ def test_of_several_processes_the_first_speaks_first(script, monkeypatch, rank):
 
 
 def test_the_level_is_the_one_asked_for_and_a_process_that_does_not_log_shows_no_bars_and_no_warnings(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, caplog
 ):
     import datasets
     from transformers.utils import logging as of_transformers
@@ -109,27 +109,22 @@ def test_the_level_is_the_one_asked_for_and_a_process_that_does_not_log_shows_no
     monkeypatch.delenv("HF_DATASETS_DISABLE_PROGRESS_BARS", raising=False)
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, log_level="info")
     package, root = logging.getLogger("mps_trainer"), logging.getLogger()
-    levels, handlers = (of_transformers.get_verbosity(), package.level, root.level), root.handlers[:]
+    for logger in (package, root, logging.getLogger("transformers")):
+        caplog.set_level(logger.level, logger.name)  # which it has again after the test
+    level, handlers = root.level, root.handlers[:]
     try:
         set_up_logging(args)
-        assert (package.level, of_transformers.get_verbosity(), root.level) == (logging.INFO, logging.INFO, levels[2])
+        assert (package.level, of_transformers.get_verbosity(), root.level) == (logging.INFO, logging.INFO, level)
         vars(args)["decision"] = SimpleNamespace(rank=1, local_rank=1, world_size=2)
         set_up_logging(args)
         assert logging.getLogger("a_script").getEffectiveLevel() == logging.ERROR
-        root.setLevel(levels[2])
+        root.setLevel(level)
         args.log_level_replica = "error"
         set_up_logging(args)
-        assert (package.level, of_transformers.get_verbosity(), root.level) == (
-            logging.ERROR,
-            logging.ERROR,
-            levels[2],
-        )
+        assert (package.level, of_transformers.get_verbosity(), root.level) == (logging.ERROR, logging.ERROR, level)
         assert datasets.are_progress_bars_disabled()
         assert not of_transformers.is_progress_bar_enabled()
     finally:
         datasets.enable_progress_bars()
         of_transformers.enable_progress_bar()
-        of_transformers.set_verbosity(levels[0])
-        package.setLevel(levels[1])
-        root.setLevel(levels[2])
         root.handlers[:] = handlers

@@ -9,11 +9,12 @@ import torch
 
 from mps_trainer.simulator import SimulatorUnavailableError, build, cuda
 from tests import run_python
+from tests.conftest import refusal
 
 
 @pytest.fixture
 def hide(monkeypatch, tmp_path):
-    """`hide(...)` hides CUDA in a process that has not begun with the simulator, and returns what the device says."""
+    """`hide(...)` hides CUDA in a process that has not imported torch, and returns what the device says later."""
     monkeypatch.setattr(cuda, "_library", None)
     monkeypatch.setattr(cuda, "_failed", None)
     monkeypatch.setattr(build.platform, "system", lambda: "Linux")
@@ -21,31 +22,23 @@ def hide(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda, "built", lambda sources, name: tmp_path / "library.so")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
-    def run(version="13.2", torch_is_imported=False, gpus=()):
-        monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(cuda, "torch_version", lambda found=torch.version: found)
+
+    def run(*gpus):
         monkeypatch.setattr(cuda, "_GPUS", gpus)
-        monkeypatch.setattr(cuda, "torch_version", lambda found=torch.version: found)
         with monkeypatch.context() as patch:
-            if not torch_is_imported:
-                patch.delitem(sys.modules, "torch")
+            patch.delitem(sys.modules, "torch")
             cuda.hide_unused_cuda()
-        try:
-            cuda.require_hidden()
-        except SimulatorUnavailableError as error:
-            return str(error)
-        return None
+        return refusal(cuda.require_hidden, kind=SimulatorUnavailableError)
 
     return run
 
 
 def test_cuda_is_taken_out_of_the_process_where_it_has_to_be(hide, tmp_path):
-    assert hide(version=None) is None  # a build for the CPU
-    assert hide(gpus=(str(tmp_path),)) is not None  # a machine with a GPU keeps CUDA until the device is asked for
-    assert cuda._failed is None
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
-    said = hide(torch_is_imported=True)
+    said = hide(str(tmp_path))  # a machine with a GPU keeps CUDA until the device is asked for
     assert "Import mps_trainer.simulator before torch" in said
-    assert "\n" not in said
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     assert "no library is loaded here. Delete " in hide()
 
 

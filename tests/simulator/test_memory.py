@@ -130,13 +130,6 @@ def test_memory_is_taken_in_heaps_and_kept_until_the_cache_is_emptied(held):
     assert held() == 0
 
 
-def test_what_was_freed_is_used_again_by_what_fits(held):
-    for _ in range(50):
-        of(3)
-        of(2.5)
-    assert held() == 32
-
-
 def test_ever_larger_tensors_take_the_place_of_the_smaller_ones_from_torch_2_14_on(held):
     for step in range(40):
         of(5 + step / 10)
@@ -186,13 +179,6 @@ def test_what_is_kept_is_given_back_before_memory_runs_out():
         for step in range(40):
             of(5 + step / 10)
         assert device.counters()["bytes_held"] <= 96 * MIB
-
-
-def test_fraction_of_the_maximum_can_be_set(small):
-    torch.mps.set_per_process_memory_fraction(0.25)
-    assert "max allowed: 256.00 KiB" in refusal(of, 0.5, kind=RuntimeError)
-    torch.mps.set_per_process_memory_fraction(2.0)
-    of(1.5)
 
 
 def test_watermark_of_the_environment_is_heeded(built, monkeypatch):

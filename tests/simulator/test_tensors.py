@@ -101,7 +101,6 @@ COMPUTED = {
     "sum with it": lambda on: gradient(torch.sgn, 3)(on) + 1,
     "vmap": lambda on: torch.func.vmap(torch.dot)(on(SIX), on(SIX)),
     "grad": lambda on: torch.func.grad(lambda x: (x**2).sum())(on(SIX)),
-    "jacrev": lambda on: torch.func.jacrev(torch.sin)(on(SIX[0])),
     "compiled without Metal": gradient(torch.compile(lambda x: x.sin() + 1, backend="aot_eager"), 3),
 }
 

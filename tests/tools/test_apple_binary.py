@@ -7,17 +7,16 @@ import hashlib
 import json
 import struct
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mps_trainer.check import OperatorTable, operator_table
+from mps_trainer.check import OperatorTable
 from tests.conftest import refusal
 from tools.apple_binary.__main__ import main
-from tools.apple_binary.compare import compare, operator_table_of
+from tools.apple_binary.compare import compare
 from tools.apple_binary.macho import MachO, MachOError
 from tools.apple_binary.registrations import Registration, registrations
 from tools.apple_binary.wheel import LIBRARY, IndexUnreachableError, Wheel, WheelError, download
@@ -144,24 +143,6 @@ def test_known_differences_have_their_reason_and_the_others_none():
     assert comparison.by_hand == ["aten::_slow_conv2d_forward", "aten::linalg_svd"]
     assert comparison.autocast == {"aten::exp": "fp32"}
     assert "aten::gone: UNEXPLAINED" in str(comparison)
-
-
-def test_the_table_is_that_of_the_wheel_read_by_its_own_torchgen(tmp_path, monkeypatch):
-    """With the installed torchgen as the wheel's, so that the answer is known."""
-    import torchgen
-
-    installed = operator_table()
-    monkeypatch.setattr("mps_trainer.check.table._has_kernel", lambda *_: pytest.fail("asked this process"))
-    folder = Path(torchgen.__file__).parent
-    files = [*folder.rglob("*.py"), *(folder / "packaged" / "ATen" / "native").glob("*.yaml")]
-    members = {f"torchgen/{file.relative_to(folder).as_posix()}": file.read_bytes() for file in files}
-    path = wheel(tmp_path / "torch.whl", members)
-    found = operator_table_of(Wheel(path), "9.9.9")
-    assert found.torch_version == "9.9.9"
-    # What torch registers from Python, and not from the table, is not in a table of another release.
-    assert found.native <= installed.native
-    assert len(found.native) > 0.99 * len(installed.native)
-    assert sys.modules["torchgen"] is torchgen
 
 
 @pytest.mark.parametrize(("native", "status"), [("aten::add.out", 0), ("aten::mul.out", 1)])
