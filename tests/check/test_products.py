@@ -68,7 +68,8 @@ def test_large_products_are_told_and_batched_ones_in_every_torch(compute, versio
 
 def test_a_wide_layer_in_inference_mode():
     with torch.inference_mode():
-        assert {name for name, *_ in products(lambda: F.linear(X, WEIGHT, BIAS))} <= {"aten::linear", "aten::addmm"}
+        (found,) = products(lambda: F.linear(X, WEIGHT, BIAS))
+    assert found[0] in ("aten::linear", "aten::addmm")
 
 
 def test_the_table_names_line_and_remedy():
