@@ -33,7 +33,7 @@ def load_adapters(model: Any, folder: str) -> None:
             f"{folder} has PEFT adapters, and {type(model).__name__} has none. Give the Trainer a model from "
             "peft.get_peft_model with the configuration of that training."
         )
-    # A model that got its adapters from transformers' `add_adapter` has a method of that name, and no PeftModel around it.
+    # Where `add_adapter` of transformers made the adapters, no PeftModel is around the model, and this is a method.
     is_wrapped = not callable(model.active_adapters)
     actives = model.active_adapters if is_wrapped else model.active_adapters()
     active = actives[0]
