@@ -130,7 +130,7 @@ class TrainingArguments(
         if self.use_cpu:
             self.dataloader_pin_memory = False
         if self.disable_tqdm is None:
-            self.disable_tqdm = logger.getEffectiveLevel() > logging.WARNING
+            self.disable_tqdm = logging.getLogger("transformers").getEffectiveLevel() > logging.WARNING
 
     @property
     def writes_report(self) -> bool:

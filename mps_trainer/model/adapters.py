@@ -33,13 +33,19 @@ def load_adapters(model: Any, folder: str) -> None:
             f"{folder} has PEFT adapters, and {type(model).__name__} has none. Give the Trainer a model from "
             "peft.get_peft_model with the configuration of that training."
         )
-    active = model.active_adapters[0]
-    if len(model.active_adapters) > 1:
+    # Where `add_adapter` of transformers made the adapters, no PeftModel is around the model, and this is a method.
+    is_wrapped = not callable(model.active_adapters)
+    actives = model.active_adapters if is_wrapped else model.active_adapters()
+    active = actives[0]
+    if len(actives) > 1:
         logger.warning("Several adapters are active: training continues with %s.", active)
     names = adapter_folders(folder)
     found = {name or ("default" if len(names) > 1 else active): os.path.join(folder, name) for name in names}
     try:
         for name, path in found.items():
+            if not is_wrapped:
+                _load_into(model, path, name)
+                continue
             # else PEFT puts float32 weights in the place of bfloat16 ones, which the optimizer does not know
             model.load_adapter(path, name, is_trainable=name == active, autocast_adapter_dtype=False)
         if len(found) > 1:
@@ -50,3 +56,18 @@ def load_adapters(model: Any, folder: str) -> None:
         raise MisconfigurationException(
             f"The adapters in {folder} do not fit this model: {sentence(error)}{more}"
         ) from error
+
+
+def _load_into(model: Any, folder: str, name: str) -> None:
+    """Loads the one adapter that `save_pretrained` of transformers writes: the active one.
+
+    `model.load_adapter` of transformers would replace parameters that the optimizer holds.
+    """
+    import peft
+
+    weights = peft.load_peft_weights(folder, "cpu")
+    saved = {key.removeprefix("base_model.model."): weight for key, weight in weights.items()}
+    wanted = peft.get_peft_model_state_dict(model, adapter_name=name)
+    if differing := sorted(saved.keys() ^ wanted.keys()):
+        raise ValueError(f"{len(differing)} names differ, for example {differing[0]}.")
+    peft.set_peft_model_state_dict(model, saved, name)

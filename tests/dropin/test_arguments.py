@@ -162,3 +162,14 @@ def test_subclass_reads_json_of_its_own_dict_field(value, tmp_path):
 
     assert make(mps_trainer, value) == make(transformers, value)
     assert "extra=" in refusal(make, mps_trainer, "{wrong")
+
+
+@pytest.mark.parametrize("level", ["info", "warning", "error"])
+def test_verbosity_of_transformers_decides_on_progress_bar(tmp_path, level):
+    before = transformers.logging.get_verbosity()
+    try:
+        getattr(transformers.logging, f"set_verbosity_{level}")()
+        made = [kind(str(tmp_path), use_cpu=True) for kind in (TrainingArguments, transformers.TrainingArguments)]
+    finally:
+        transformers.logging.set_verbosity(before)
+    assert [args.disable_tqdm for args in made] == [level == "error"] * 2

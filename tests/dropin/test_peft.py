@@ -115,3 +115,28 @@ def test_checkpoint_of_other_adapters_is_refused(tmp_path, rank, reason):
     trained(library)
     model = bert_classifier() if rank is None else lora(r=rank)
     assert re.search(reason, refusal(trained, library, tmp_path / "run" / "checkpoint-2", model=model))
+
+
+@pytest.mark.every_device
+def test_adapter_that_transformers_added_resumes_and_its_best_is_loaded(make_args, tmp_path, device):
+    """transformers' Trainer reads no adapter of a model without a PeftModel around it."""
+
+    def run(folder, resume=None, **settings):
+        model = gpt2()
+        torch.manual_seed(3)
+        model.add_adapter(peft.LoraConfig(r=2, modules_to_save=["lm_head"], lora_dropout=0.1), "own")
+        settings = {**STEPS, "max_steps": 4, "lr_scheduler_type": "constant", **settings}
+        args = make_args(**settings, output_dir=str(tmp_path / folder))
+        trainer = mps_trainer.Trainer(model, args, train_dataset=texts(), eval_dataset=texts())
+        trainer.train(resume_from_checkpoint=resume)
+        return on_cpu(trainer.model)
+
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 2}
+    first = str(tmp_path / "whole" / "checkpoint-2")
+    whole = run("whole")
+    assert_same_weights(whole, run("resumed", first))
+    assert_same_weights(run("short", max_steps=2), run("best", greater_is_better=True, **best))
+    model = gpt2()
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["c_proj"]), "own")
+    trainer = mps_trainer.Trainer(model, make_args(), train_dataset=texts())
+    assert re.search("do not fit this model: .*names differ", refusal(trainer.train, resume_from_checkpoint=first))
