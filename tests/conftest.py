@@ -122,7 +122,7 @@ class Classifier(nn.Module):
 
 def examples(count: int, seed: int = 0) -> list[dict[str, object]]:
     """Returns points in four dimensions. The label says whether their sum is positive."""
-    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed), device="cpu")
     return [{"x": point, "labels": int(point.sum() > 0)} for point in points]
 
 

@@ -62,7 +62,11 @@ class Checkpoints:
         self.run_dir = os.path.abspath(run_dir)
         self.stale: set[str] = set()
         self._trainer = trainer
-        self._given, self._working_dir = run_dir, os.getcwd()
+        self._given = run_dir
+        try:
+            self._working_dir = os.getcwd()
+        except FileNotFoundError:  # it was deleted, and an absolute `run_dir` does not need it
+            self._working_dir = ""
         self._run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
         self.unsaved: str | None = None
         self._writing: Future[Any] | None = None  # the checkpoint in the background

@@ -158,7 +158,7 @@ def on_host(value: Any) -> Any:
         if place not in copies:
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
             copies[place] = whole.to("cpu", copy=True).untyped_storage()
-        empty = torch.empty(0, dtype=tensor.dtype)
+        empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return empty.set_(copies[place], tensor.storage_offset(), tensor.size(), tensor.stride())
 
     return map_tensors(value, lambda tensor: map_plain_tensors(tensor, copy_of))

@@ -188,14 +188,14 @@ class BucketBatchSampler(Sampler[list[int]]):
         order = np.arange(len(self.lengths))
         rest = len(order) % size
         if self.shuffle:
-            order = torch.randperm(len(order), generator=generator).numpy()
+            order = torch.randperm(len(order), generator=generator, device="cpu").numpy()
         if self.drop_last:
             order, rest = order[: len(order) - rest], 0
         keys = self.buckets.lengths_for(self.lengths[order]) if self.shuffle else self.lengths[order]
         order = order[np.argsort(keys, kind="stable")]
         whole = order[rest:].reshape(-1, size)
         if self.shuffle:
-            whole = whole[torch.randperm(len(whole), generator=generator).numpy()]
+            whole = whole[torch.randperm(len(whole), generator=generator, device="cpu").numpy()]
         fill = -rest % self.num_replicas
         return [*whole, np.resize(order[:rest], rest + fill)] if rest else list(whole)
 

@@ -117,7 +117,7 @@ def make_persistent(loader: Any, dataset: Any, key: str, seed: int) -> None:
     Their seeds do not come from torch's global generator: a resumed run would have to know which evaluations drew one.
     """
     loader.made_for = dataset
-    loader.generator = torch.Generator().manual_seed(seed)
+    loader.generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     if isinstance(loader.worker_init_fn, WorkerInit):
         loader.worker_init_fn.purpose = 1 + zlib.crc32(key.encode())
 

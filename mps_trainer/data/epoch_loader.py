@@ -72,7 +72,8 @@ class EpochLoader(DataLoader):
         if isinstance(init := self.worker_init_fn, WorkerInit):
             init.begin_pass(self.iteration if self.pass_number is None else self.pass_number, self.iteration)
             if init.seed is not None and self.iteration > 0 and self._iterator is None:
-                self.generator = torch.Generator()  # in a resumed run workers drew their first seed in epoch 0
+                # In a resumed run workers drew their first seed in epoch 0.
+                self.generator = torch.Generator(torch.get_default_device())
         context: Any = self.multiprocessing_context or multiprocessing
         spawns = self.num_workers > 0 and context.get_start_method() != "fork"
         with block_signals_during_worker_start(self.num_workers > 0, spawns):

@@ -48,7 +48,7 @@ class SeededSampler(Sampler[int]):
     def order_of(self, epoch: int) -> Iterator[int]:
         """Returns the order of any epoch, without disturbing the pass in progress."""
         sampler = copy.copy(self.sampler)
-        sampler.generator = torch.Generator().manual_seed(self.seed + epoch)
+        sampler.generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed + epoch)
         return iter(sampler)
 
 

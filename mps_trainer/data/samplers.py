@@ -96,10 +96,11 @@ def eval_sampler(
         )
     if strategy != "group_by_length" or not args.eval_do_concat_batches:
         return SequentialSampler(dataset)
+    generator = torch.Generator(torch.get_default_device())
     return RememberedOrder(
         args.eval_batch_size,
         lengths=lengths_of(dataset, column, processing_class),
-        generator=torch.Generator().manual_seed(args.seed if args.data_seed is None else args.data_seed),
+        generator=generator.manual_seed(args.seed if args.data_seed is None else args.data_seed),
     )
 
 

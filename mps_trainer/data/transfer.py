@@ -65,7 +65,7 @@ class BatchTransfer:
             start = -(-size // _ALIGNED) * _ALIGNED
             size = start + tensor.nbytes
             places.append((start, size, tensor))
-        host = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self.device.type == "cuda")
         for start, end, tensor in places:
             host[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         buffer = host.to(self.device, non_blocking=self._non_blocking)

@@ -34,12 +34,12 @@ class WorkerInit:
     def __init__(self, then: Any, seed: int | None = None, rank: int = 0) -> None:
         self.then, self.seed, self.rank = then, seed, rank
         # workers read this shared memory when a pass begins, when PyTorch sends them nothing from the loader
-        self._pass = None if seed is None else torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._pass = None if seed is None else torch.zeros(2, dtype=torch.int64, device="cpu").share_memory_()
 
     def begin_pass(self, number: int, epoch: int) -> None:
         """Sets the number of the pass in the main process. In pass 0 the workers keep PyTorch's seeds."""
         if self._pass is not None:
-            self._pass.copy_(torch.tensor([number, epoch]))
+            self._pass.copy_(torch.tensor([number, epoch], device="cpu"))
 
     def __call__(self, worker: int) -> None:
         leave_signals_to_main_process()

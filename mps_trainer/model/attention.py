@@ -41,7 +41,7 @@ def chunked_attention(
     Returns:
         A tensor of batch x queries x heads x size, in the type of `query`.
     """
-    seed = int(torch.randint(2**62, ())) if dropout else 0
+    seed = int(torch.randint(2**62, (), device="cpu")) if dropout else 0
     out: torch.Tensor
     with torch.autocast(query.device.type, enabled=False):
         out = _ChunkedAttention.apply(query, key, value, mask, scale, dropout, seed)

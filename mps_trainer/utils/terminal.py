@@ -14,7 +14,7 @@ def on_terminal() -> bool:
     """Returns True if bars can be drawn: stderr is a terminal with columns that moves its cursor (not TERM=dumb)."""
     if sys.stderr is None or _is_closed(sys.stderr):
         return False
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not getattr(sys.stderr, "isatty", bool)() or os.environ.get("TERM") == "dumb":
         return False
     with contextlib.suppress(Exception):  # a stream of a script's own may have no number
         return os.get_terminal_size(sys.stderr.fileno()).columns > 0  # Docker's -t and expect give 0

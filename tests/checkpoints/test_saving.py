@@ -69,6 +69,14 @@ def test_what_else_goes_wrong_is_an_error_at_the_next_step_and_leaves_nothing(ma
     assert os.listdir(trainer.args.output_dir) == []
 
 
+def test_a_deleted_working_folder_does_not_stop_a_run_into_another(trained, tmp_path, monkeypatch):
+    (tmp_path / "deleted").mkdir()
+    monkeypatch.chdir(tmp_path / "deleted")
+    (tmp_path / "deleted").rmdir()
+    trainer = trained(**SAVING, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True)
+    assert os.path.dirname(trainer.state.best_model_checkpoint) == trainer.args.output_dir
+
+
 @pytest.mark.parametrize(("moves_after", "listens"), [(1, False), (1, True), (3, False)])
 def test_a_changed_working_folder_does_not_move_the_run(trained, tmp_path, monkeypatch, moves_after, listens):
     (tmp_path / "elsewhere").mkdir()

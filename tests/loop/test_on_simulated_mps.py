@@ -11,6 +11,8 @@ from mps_trainer import Trainer
 from mps_trainer.simulator import SimulationCallback
 from tests import installed_torch
 from tests.conftest import accuracy, examples
+from tests.distributed.scenarios import padded
+from tests.loop.test_length_buckets import parts
 from tests.tiny import tiny
 
 
@@ -37,6 +39,27 @@ def test_a_training_step_never_waits_for_the_device(figures, settings):
     assert steps
     assert [step.blocking_reads for step in steps] == [0] * len(steps)
     assert [step.device_to_host for step in steps] == [0] * len(steps)
+
+
+def on_cpu(rows):
+    with torch.device("cpu"):  # workers cannot send tensors of another device
+        return padded(rows)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers"), [("random", 0), ("random", 1), ("group_by_length", 0), ("bucket_by_length", 0)]
+)
+def test_a_run_resumes_with_mps_as_torchs_default_device(mps, assert_resumes, strategy, workers):
+    saving = {"save_strategy": "steps", "save_steps": 5, "eval_strategy": "steps", "eval_steps": 4, "max_steps": 15}
+    loading = {"dataloader_num_workers": workers, "dataloader_persistent_workers": bool(workers)}
+    with torch.device("mps"):
+        assert_resumes(
+            5,
+            lambda: {**parts(), "data_collator": on_cpu if workers else padded},
+            train_sampling_strategy=strategy,
+            **saving,
+            **loading,
+        )
 
 
 def test_a_log_waits_once(mps, make_trainer):

@@ -38,6 +38,12 @@ def test_a_terminal_of_a_scripts_own_needs_no_number(monkeypatch, number):
     assert on_terminal()
 
 
+def test_a_stream_of_write_and_flush_alone_is_no_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=len, flush=lambda: None))
+    with lost_output_ignored():
+        assert not on_terminal()
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
 def test_a_full_disk_keeps_its_descriptor(monkeypatch):
     stream = open("/dev/full", "w")  # noqa: SIM115
