@@ -224,7 +224,8 @@ def label_order(config: Any, labels: list[str]) -> list[int]:
 def load_metrics(task_name: str | None, is_regression: bool) -> Any:
     """Returns a function that computes the task's own metrics; accuracy or squared error for data of your own."""
     if task_name is not None:
-        with errors_about("metric for", task_name, "Install what it needs: pip install 'mps_trainer[examples]'."):
+        instead = "Install what it needs, pip install 'mps_trainer[examples]', and see that HF_HOME can be written."
+        with errors_about("metric for", task_name, instead):
             import evaluate
 
             metric = evaluate.load(str(EMBEDDED.with_name("metrics") / "glue"), task_name)
