@@ -69,6 +69,7 @@ class Checkpoints:
             self._working_dir = ""
         self._run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
         self.unsaved: str | None = None
+        self._last_save: int | None = None  # its number, once this object has saved
         self._writing: Future[Any] | None = None  # the checkpoint in the background
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
         # While a checkpoint is written: the generators of all processes, and the whole states of a sharded model, by
@@ -221,7 +222,7 @@ class Checkpoints:
             if positions:
                 with open(os.path.join(unfinished, LOOP_STATE), "w", encoding="utf-8") as file:
                     json.dump({"processes": positions}, file, indent=2)
-            folders.commit(unfinished, folder, state.global_step, self._run_id)
+            self._last_save = folders.commit(unfinished, folder, state.global_step, self._run_id, self._last_save)
 
         error = None
         try:

@@ -126,16 +126,21 @@ def next_save(output_dir: str) -> int:
     return 1 + max((manifest.entry(folder, "save") or 0 for folder in find_checkpoints(output_dir)), default=0)
 
 
-def commit(unfinished: str, folder: str, step: int, run: str | None = None) -> None:
+def commit(unfinished: str, folder: str, step: int, run: str | None = None, last_save: int | None = None) -> int:
     """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
 
     Args:
         step, run: see `manifest.write`.
+        last_save: the number of the last save beside `folder`; None to read it in all manifests there.
+
+    Returns:
+        The number of this save.
 
     Raises:
         OSError: if the disk is full or fails; `folder` is as it was then.
     """
-    manifest.write(unfinished, step, next_save(os.path.dirname(folder)), run)
+    number = next_save(os.path.dirname(folder)) if last_save is None else last_save + 1
+    manifest.write(unfinished, step, number, run)
     for path, _, names in os.walk(unfinished):
         for name in (*names, "."):
             manifest.flush(os.path.join(path, name))
@@ -146,6 +151,7 @@ def commit(unfinished: str, folder: str, step: int, run: str | None = None) -> N
     manifest.flush(os.path.dirname(os.path.abspath(folder)))
     shutil.rmtree(replaced, ignore_errors=True)
     manifest.remember_intact(folder)
+    return number
 
 
 # Removal

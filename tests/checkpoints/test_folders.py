@@ -126,7 +126,7 @@ def test_saves_are_numbered_in_their_order(make_checkpoint, tmp_path):
         make_checkpoint(step)
     assert [manifest.entry(str(tmp_path / f"checkpoint-{step}"), "save") for step in (8, 2)] == [1, 2]
     make_checkpoint(5).rename(tmp_path / "new")
-    folders.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-5"), 5)
+    assert folders.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-5"), 5) == 3
     assert manifest.entry(str(tmp_path / "checkpoint-5"), "save") == 3
 
 

@@ -147,7 +147,7 @@ def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, mon
 
     def note_thread(*args):
         threads.add((threading.current_thread().name, threading.current_thread().daemon))
-        commit(*args)
+        return commit(*args)
 
     monkeypatch.setattr(folders, "commit", note_thread)
     completes = Completes()
@@ -156,6 +156,13 @@ def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, mon
     assert completes.seen == ALL_COMPLETE
     assert beside or completes.steps == [2, 4, 6]  # told at once
     assert threads == {("mps_trainer checkpoint", True) if beside else (threading.main_thread().name, False)}
+
+
+def test_a_run_reads_the_manifests_beside_it_at_its_first_save_alone(trained, monkeypatch):
+    monkeypatch.setattr(folders, "next_save", asked := mock.Mock(side_effect=folders.next_save))
+    output_dir = trained(**SAVING).args.output_dir
+    numbers = [manifest.entry(os.path.join(output_dir, f"checkpoint-{step}"), "save") for step in (2, 4, 6)]
+    assert (asked.call_count, numbers) == (1, [1, 2, 3])
 
 
 def test_not_where_a_second_copy_would_crowd_the_memory(make_trainer, monkeypatch):
