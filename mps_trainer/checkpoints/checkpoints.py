@@ -69,7 +69,7 @@ class Checkpoints:
             self._working_dir = ""
         self._run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
         self.unsaved: str | None = None
-        self._last_save: int | None = None  # its number, once this object has saved
+        self._last_save: int | None = None  # the number of the last save by this object
         self._writing: Future[Any] | None = None  # the checkpoint in the background
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
         # While a checkpoint is written: the generators of all processes, and the whole states of a sharded model, by

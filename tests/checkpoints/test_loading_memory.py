@@ -45,7 +45,7 @@ class Peak:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
 
 
-def llama(dtype: torch.dtype = torch.float32, layers: int = 8) -> nn.Module:
+def llama(dtype: torch.dtype = torch.float32, layers: int = 6) -> nn.Module:
     sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": layers, "num_attention_heads": 4}
     config = transformers.LlamaConfig(vocab_size=2000, **sizes)  # small: the peak has the largest weight twice
     return transformers.LlamaForCausalLM(config).to(dtype)
