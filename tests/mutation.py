@@ -24,7 +24,7 @@ PACKAGE = "mps_trainer"
 FAILED = (1, 2, 3)  # a test failed, or pytest was interrupted or broke
 OUT_OF_TIME = (-24, 24, 36, 152)  # without end, or too slow for the limit of pyproject.toml
 
-SECONDS = 25.0  # of tests for each mutant; durations are those with mutmut's instrumentation
+SECONDS = 25.0  # each mutant gets as many of tests; durations are those with mutmut's instrumentation
 STATS = "mutmut-stats.json"
 
 

@@ -43,11 +43,11 @@ def load_adapters(model: Any, folder: str) -> None:
     found = {name or ("default" if len(names) > 1 else active): os.path.join(folder, name) for name in names}
     try:
         for name, path in found.items():
-            if not is_wrapped:
+            if is_wrapped:
+                # else PEFT puts float32 weights in the place of bfloat16 ones, which the optimizer does not know
+                model.load_adapter(path, name, is_trainable=name == active, autocast_adapter_dtype=False)
+            else:
                 _load_into(model, path, name)
-                continue
-            # else PEFT puts float32 weights in the place of bfloat16 ones, which the optimizer does not know
-            model.load_adapter(path, name, is_trainable=name == active, autocast_adapter_dtype=False)
         if len(found) > 1:
             model.set_adapter(active)
     except (RuntimeError, ValueError, KeyError) as error:

@@ -18,7 +18,7 @@ from mps_trainer.scripts.loading import straight_to_device
 from tests.conftest import examples
 
 MOST = 1.2  # times the weights
-M_MMAP_THRESHOLD = -3  # of glibc: bytes from which on an allocation is returned when it is freed
+M_MMAP_THRESHOLD = -3  # glibc returns larger allocations, in bytes, when they are freed
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures as Linux does")
 
@@ -92,7 +92,7 @@ def test_examples_load_straight_to_the_device(make_args, mps, tmp_path, stored, 
     llama(layers=1).save_pretrained(tmp_path / "small")
     load(tmp_path / "small", device_map="mps")  # imports what loading needs
     peaks = []
-    for _ in range(3):  # what earlier tests and the allocator keep can only add
+    for _ in range(3):  # earlier tests and the allocator can only add to one
         model = None
         with Peak() as peak, straight_to_device(args) as device:
             model = Trainer(load(tmp_path, dtype=asked, **device), args).model

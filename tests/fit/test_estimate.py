@@ -82,7 +82,7 @@ CASES = {
 def test_the_peak_is_that_of_a_run_on_the_simulated_device(case, mps, make_args):
     make_model, make_row, settings = CASES[case]
     gc.collect()
-    before = mps.counters()["bytes_live"]  # of other tests
+    before = mps.counters()["bytes_live"]  # other tests left them
     args = make_args(per_device_train_batch_size=4, max_steps=3, **settings)
     trainer = Trainer(make_model(), args, train_dataset=[make_row() for _ in range(24)])
     found = peak_of(trainer)
@@ -104,7 +104,7 @@ def test_the_trainer_stays_as_it_is(make_trainer):
     # 4 bytes for each number in the weights, twice that in the state of AdamW
     assert report.bytes_by_kind["weights"] == 4 * report.parameters
     assert report.bytes_by_kind["optimizer"] >= 8 * report.parameters
-    assert report.model == "Classifier"  # which can take fewer remedies
+    assert report.model == "Classifier"  # such a model can take fewer remedies
     assert not any("checkpointing" in each.text or "LoRA" in each.text for each in report.remedies)
 
 

@@ -187,7 +187,7 @@ LARGE = {"intermediate_size": 256, "vocab_size": 4096}
 def test_fit_computes_the_memory_of_a_run(mps, trainer_of, monkeypatch):
     monkeypatch.setattr("mps_trainer.optim.low_bit._PART", 2**14)
     gc.collect()
-    before = mps.counters()["bytes_live"]  # of other tests
+    before = mps.counters()["bytes_live"]  # other tests left them
     trainer = trainer_of(model=llama(**LARGE), max_steps=3)
     with as_on_mps():
         found = measure_step(trainer, largest_batch(trainer, 4)).bytes_peak
@@ -203,7 +203,7 @@ def test_fit_offers_8_bits_where_adamw_trains_all_weights(trainer_of, monkeypatc
     monkeypatch.setattr("mps_trainer.optim.low_bit._PART", 2**14)
     report = estimate(trainer_of("adamw_torch_fused", model=llama(**LARGE)), batches=1)
     with_8_bits = next(each for each in report.remedies if each.text == text)
-    # of 8 bytes for each weight 2 are left, and AdamW joins small gradients of 4 bytes when it clips them
+    # 2 of 8 bytes for each weight are left, and AdamW joins small gradients of 4 bytes when it clips them
     assert 6 < (report.bytes_peak - with_8_bits.bytes_peak) / report.trainable < 6 + 4
     for optim in ("adamw_torch_8bit", "sgd", "adafactor"):
         assert text not in [each.text for each in remedies_for(trainer_of(optim), 4)]

@@ -110,7 +110,7 @@ def test_the_level_is_the_one_asked_for_and_a_process_that_does_not_log_shows_no
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, log_level="info")
     package, root = logging.getLogger("mps_trainer"), logging.getLogger()
     for logger in (package, root, logging.getLogger("transformers")):
-        caplog.set_level(logger.level, logger.name)  # which it has again after the test
+        caplog.set_level(logger.level, logger.name)  # the fixture sets it again after the test
     level, handlers = root.level, root.handlers[:]
     try:
         set_up_logging(args)
