@@ -32,7 +32,9 @@ class CheckpointingArguments:
     )
     save_async: bool = option(True, "Write checkpoints in the background, where that is safe.", kw_only=True)
     save_on_signal: bool = option(
-        True, "On SIGINT and SIGTERM, finish the step and save a checkpoint before the process ends.", kw_only=True
+        True,
+        "On SIGINT, SIGTERM and SIGHUP, finish the step and save a checkpoint before the process ends.",
+        kw_only=True,
     )
     enable_jit_checkpoint: bool = option(False, "Save a checkpoint on SIGTERM.")
     restore_callback_states_from_checkpoint: bool = option(

@@ -1,4 +1,4 @@
-"""Handles SIGINT and SIGTERM during a run: finishes the step and saves it before the process ends."""
+"""Handles SIGINT, SIGTERM and SIGHUP during a run: finishes the step and saves it before the process ends."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 GRACE = 3  # seconds that a worker goes on after SIGTERM
 _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+if os.name != "nt":
+    _DEFAULTS[signal.SIGHUP] = signal.SIG_DFL  # a terminal that closes sends it
 
 
 class SignalHandler:
-    """Records a first SIGINT or SIGTERM inside instead of ending the process. A second one ends it at once.
+    """Records a first SIGINT, SIGTERM or SIGHUP inside instead of ending the process. A second one ends it at once.
 
     It replaces Python's own handlers only: another handler stays, an ignored signal is ignored, and outside the main
     thread nothing happens.
@@ -89,18 +91,18 @@ class SignalHandler:
             self.signum, self._answer = int(self._answer()[0]) or None, None
 
     def end(self, message: str) -> NoReturn:
-        """Ends the run as the signal would have: KeyboardInterrupt with `message`, or exit status 143.
+        """Ends the run as the signal would have: KeyboardInterrupt with `message`, or exit status 143 or 129.
 
         Raises:
             KeyboardInterrupt: for SIGINT; what scripts and notebooks expect of Ctrl-C. Python exits with 130. Of
                 several processes the first prints `message` alone, and none prints a traceback.
-            SystemExit: for SIGTERM, with 143, after printing `message`.
+            SystemExit: for SIGTERM with 143, for SIGHUP with 129, after printing `message`.
         """
         message = message if self._speaks else ""
-        if self.signum == signal.SIGTERM:
+        if self.signum not in (None, signal.SIGINT):
             if message:
                 tqdm.write(message, file=sys.stderr)  # print would continue the line of a bar
-            raise SystemExit(128 + signal.SIGTERM)
+            raise SystemExit(128 + self.signum)
         interrupt = KeyboardInterrupt(message)
         if self._processes is not None:  # each would print a traceback
             sys.excepthook = functools.partial(_print_message, interrupt.args, sys.excepthook)
@@ -127,7 +129,7 @@ def _end_at_once(signum: int) -> None:
 
 @contextlib.contextmanager
 def block_signals_during_worker_start(wanted: bool = True, spawns: bool = False) -> Iterator[None]:
-    """Blocks SIGINT and SIGTERM in processes started inside until they are ready for them.
+    """Blocks the signals that stop a run in processes started inside until they are ready for them.
 
     A spawned worker imports for seconds before its worker_init_fn; here, signals come when that is done.
 
@@ -149,11 +151,12 @@ def block_signals_during_worker_start(wanted: bool = True, spawns: bool = False)
 def leave_signals_to_main_process() -> None:
     """Makes a worker of a loader ignore the signals that stop a run, because the run's last step needs it.
 
-    Ctrl-C in a terminal and a batch system's SIGTERM go to every process of a group. After SIGTERM, which is also how
-    a loader ends a worker that does not end by itself, a worker has `GRACE` seconds.
+    A terminal's Ctrl-C and SIGHUP and a batch system's SIGTERM go to every process of a group. After SIGTERM, which
+    also ends a worker that does not end by itself, a worker has `GRACE` seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.name != "nt":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _end_soon)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
 

@@ -127,7 +127,8 @@ class Recorder:
         elif isinstance(error, KeyboardInterrupt):
             kind, event, text = STOPPED, "stop", "by SIGINT (Ctrl-C)"
         elif isinstance(error, SystemExit):
-            text = "by SIGTERM" if error.code == 143 else f"with exit status {error.code}"
+            signals: dict[Any, str] = {143: "by SIGTERM", 129: "by SIGHUP (its terminal closed)"}
+            text = signals.get(error.code, f"with exit status {error.code}")
             kind, event = STOPPED, "stop"
         else:
             kind, event, text = FAILED, "fault", readable(f"{type(error).__name__}: {error}", 600)

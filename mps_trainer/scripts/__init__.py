@@ -32,7 +32,7 @@ def one_line_errors(name: str) -> Callable[[Callable[..., None]], Callable[..., 
     """Decorates `main` of the script `name`: it returns the exit status, and a known error is one line on stderr.
 
     The status is 0, 2 for wrong input, 1 for a failure on the way, 130 when interrupted. SIGTERM ends the script with
-    143. An unforeseen error keeps its traceback.
+    143, SIGHUP with 129. An unforeseen error keeps its traceback.
     """
 
     def decorate(main: Callable[..., None]) -> Callable[..., int]:

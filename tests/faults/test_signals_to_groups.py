@@ -25,7 +25,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, -signal.SIGINT)]
+)
 def test_run_is_saved_when_its_workers_get_the_signal_too(tmp_path, signum, status):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -19,15 +19,16 @@ from tests.conftest import refusal
 @pytest.fixture(autouse=True)
 def default_handlers():
     """Sets the handlers of a process in a terminal. In the background, a shell makes a process ignore SIGINT."""
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_noted_and_told(signum, capfd):
     with SignalHandler() as stop:
         assert stop.signum is None
@@ -35,7 +36,7 @@ def test_the_first_signal_is_noted_and_told(signum, capfd):
         assert stop.signum == signum
     assert f"{signum.name}: finishing the step and saving a checkpoint." in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
     # A launcher sends SIGTERM to those that are left when one has died, with which they cannot save.
     with SignalHandler(processes=Processes(0, 2)) as stop:
         os.kill(os.getpid(), signum)
@@ -61,7 +62,11 @@ def test_a_second_signal_ends_at_once():
 
 @pytest.mark.parametrize(
     ("signum", "error", "said"),
-    [(signal.SIGTERM, SystemExit, "143"), (signal.SIGINT, KeyboardInterrupt, "saved here")],
+    [
+        (signal.SIGTERM, SystemExit, "143"),
+        (signal.SIGHUP, SystemExit, "129"),
+        (signal.SIGINT, KeyboardInterrupt, "saved here"),
+    ],
 )
 def test_a_run_ends_as_its_signal_would_end_it_with_a_line_that_continues_no_bar(signum, error, said, capsys):
     stop = SignalHandler()
@@ -114,8 +119,10 @@ def test_nothing_changes_where_it_is_not_wanted_or_cannot_be():
     assert found == [signal.default_int_handler] * 2
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 7), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_forked_worker_leaves_interrupts_to_the_run_and_ends_by_sigterm(signum, status, capfd):
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, 7), (signal.SIGHUP, 7), (signal.SIGTERM, -signal.SIGTERM)]
+)
+def test_forked_worker_ends_by_sigterm_only(signum, status, capfd):
     with SignalHandler() as stop:
         pid = os.fork()
         if pid == 0:
