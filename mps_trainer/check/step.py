@@ -13,7 +13,6 @@ from ..errors import MisconfigurationException
 from .coverage_report import CoverageReport
 from .recorder import REFUSED_DTYPES
 from .residency import named_tensors
-from .stand_in import stand_in_for
 from .tracer import Tracer
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
     """
     from ..checkpoints.rng import rng_state, set_rng
     from ..trainer import Trainer
+    from .stand_in import stand_in_for  # here, like the Trainer: the simulated device does without transformers
 
     if not isinstance(trainer, Trainer):
         raise MisconfigurationException(
