@@ -150,15 +150,12 @@ def evaluate_batch(trainer: Any, tracer: Tracer) -> None:
 
 def _evaluation_batches(trainer: Any) -> Iterator[Any]:
     dataset = trainer.eval_dataset
-    if isinstance(dataset, dict):
-        return iter(trainer.get_eval_dataloader(next(iter(dataset))))
-    if dataset is not None:
-        return iter(trainer.get_eval_dataloader())
-    if not _overrides(trainer, "get_eval_dataloader"):
-        return iter(())
+    first = [next(iter(dataset))] if isinstance(dataset, dict) else []
     try:
-        return iter(trainer.get_eval_dataloader())
-    except ValueError:  # sentence-transformers raises it without an eval_dataset
+        return iter(trainer.get_eval_dataloader(*first))
+    except ValueError:  # each Trainer raises it without an eval_dataset
+        if dataset is not None:
+            raise
         return iter(())
 
 
