@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..devices.large_products import Product
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_of
-from .source import SourceLine
+from .source import SourceLine, current_line
 from .table import OperatorTable
 
 REFUSED_DTYPES = (torch.float64, torch.complex128)
@@ -27,10 +27,8 @@ class Recorder:
         self.fallback = fallback
         self.own_trainer = False  # True for a step of this package's Trainer
         self.notes: dict[str, None] = {}  # a dictionary keeps their order, and each once
-        self._operators: dict[tuple[str, str], Counter[tuple]] = defaultdict(
-            Counter
-        )  # counts the calls for each set of shapes
-        self._first_lines: dict[tuple[str, str], SourceLine | None] = {}
+        # by name and phase: the line of the first call, and the calls for each set of shapes
+        self._operators: dict[tuple[str, str], tuple[SourceLine | None, Counter[tuple]]] = {}
         self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
         self._products: dict[tuple[str, str, SourceLine | None], LargeProduct] = {}
@@ -39,8 +37,8 @@ class Recorder:
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
 
     def operator(self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None) -> None:
-        self._first_lines.setdefault((name, phase), where)
-        self._operators[name, phase][tuple((tensor.shape, tensor.dtype) for tensor in tensors)] += 1
+        _, calls = self._operators.setdefault((name, phase), (where, Counter()))
+        calls[tuple((tensor.shape, tensor.dtype) for tensor in tensors)] += 1
 
     def read(self, what: str, phase: str, where: SourceLine | None) -> None:
         self._reads[what, phase, where] += 1
@@ -75,8 +73,8 @@ class Recorder:
     def column(
         self, name: str, origin: str, tensor: torch.Tensor, remedy: str | None = None, fails: bool = True
     ) -> None:
-        """Records a column of a batch in a format that mps does not have. `origin` describes it."""
-        if not self._is_new(tensor, name):
+        """Records a column of a batch if mps does not have its format. `origin` describes it."""
+        if tensor.dtype not in REFUSED_DTYPES or not self._is_new(tensor, name):
             return
         where = None
         if (storage := storage_of(tensor)) in self._moved:  # noted without a name when it was moved
@@ -93,8 +91,11 @@ class Recorder:
         names.add(name)
         return is_new
 
-    def moved(self, tensor: torch.Tensor, where: SourceLine | None) -> None:
-        """Records a copy to the device of a tensor in a format that mps does not have."""
+    def moved(self, tensor: torch.Tensor) -> None:
+        """Records a copy to the device of a tensor, here, if mps does not have its format."""
+        if tensor.dtype not in REFUSED_DTYPES:
+            return
+        where = current_line()
         if (storage := storage_of(tensor)) is not None:
             self._moved[storage] = where
         self.dtype(MOVED, tensor, f"Cast it on the host first: .to(torch.{half(tensor.dtype)}).", where)
@@ -109,15 +110,8 @@ class Recorder:
 
     def report(self) -> CoverageReport:
         operators = [
-            OperatorUse(
-                name,
-                self.table.support(name, self.fallback),
-                phase,
-                calls.total(),
-                len(calls),
-                self._first_lines[name, phase],
-            )
-            for (name, phase), calls in self._operators.items()
+            OperatorUse(name, self.table.support(name, self.fallback), phase, calls.total(), len(calls), where)
+            for (name, phase), (where, calls) in self._operators.items()
         ]
         return CoverageReport(
             torch_version=self.table.torch_version,

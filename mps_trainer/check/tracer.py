@@ -41,9 +41,10 @@ class Tracer:
     """
 
     def __init__(self, *, fallback: bool | None = None, unknown_on_device: bool = False) -> None:
-        self.fallback = bool(fallback_when_torch_loaded()) if fallback is None else fallback
         self.residency = Residency(unknown_on_device)
-        self.recorder = Recorder(operator_table(), self.fallback)
+        self.recorder = Recorder(
+            operator_table(), bool(fallback_when_torch_loaded()) if fallback is None else fallback
+        )
         self.phases = Phases(self._enter_module, self._before_step)
         self.is_paused = False
         self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
@@ -129,7 +130,7 @@ class Tracer:
                 self.read("copy of a host tensor")
         name, phase, line = func.name(), self.phases.now(), self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
-        support = self.recorder.table.support(name, self.fallback)
+        support = self.recorder.table.support(name, self.recorder.fallback)
         is_composite = support is Support.COMPOSITE
         instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
         self.recorder.product(name, phase, tensors, line)
@@ -205,8 +206,7 @@ class Tracer:
             self.recorder.module(module)
             named = list(named_tensors(inputs))
             for name, tensor in named:
-                if tensor.dtype in REFUSED_DTYPES:
-                    self.recorder.column(name, f" for {type(module).__name__}", tensor)
+                self.recorder.column(name, f" for {type(module).__name__}", tensor)
             if training and next(module.parameters(), None) is not None:
                 self.recorder.batch(named)
 
