@@ -30,10 +30,6 @@ class QuantizedLinear(nn.Linear):
         self.compute_dtype = compute_dtype
         self.train(like.training)
 
-    @property
-    def numbers(self) -> int:
-        return self.in_features * self.out_features
-
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(self.compute_dtype)
         with torch.autocast(hidden.device.type, enabled=False):
