@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..devices.large_products import Product
+from ..devices.facts import parse_version
+from ..devices.large_products import INNER, MENDED_IN_2D, OUTER
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_of
 from .source import SourceLine, current_line
@@ -17,6 +18,8 @@ from .table import OperatorTable
 
 REFUSED_DTYPES = (torch.float64, torch.complex128)
 MOVED = "tensor copied to the device"
+# The positions of the factors among an operator's tensors.
+_FACTORS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "addbmm": (1, 2), "linear": (0, 1)}
 
 
 class Recorder:
@@ -45,13 +48,21 @@ class Recorder:
 
     def product(self, name: str, phase: str, tensors: Sequence[torch.Tensor], where: SourceLine | None) -> None:
         """Records a matrix product that some Macs may compute wrong, with the largest sum for each line."""
-        product = matrix_product(name, tensors)
-        if product is None or not product.may_be_wrong(self.table.torch_version):
+        operator = name.removeprefix("aten::").partition(".")[0].rstrip("_")
+        if operator not in _FACTORS or not name.startswith("aten::"):
             return
-        key = (name, phase, where)
-        known = self._products.get(key, LargeProduct(name, phase, 0, 0, product.batched, where))
-        inner = max(known.inner, product.inner)
-        self._products[key] = replace(known, calls=known.calls + 1, inner=inner)
+        left, right = (tensors[position] for position in _FACTORS[operator])
+        inner = left.shape[-1]
+        if operator == "linear":
+            rows, columns, batched = left.shape[:-1].numel(), right.shape[0], False
+        else:
+            rows, columns, batched = left.shape[-2], right.shape[-1], left.dim() == 3
+        if inner < INNER or min(rows, columns) < OUTER:
+            return
+        if batched or parse_version(self.table.torch_version) < MENDED_IN_2D:
+            key = (name, phase, where)
+            known = self._products.get(key, LargeProduct(name, phase, 0, 0, batched, where))
+            self._products[key] = replace(known, calls=known.calls + 1, inner=max(known.inner, inner))
 
     def dtype(
         self, what: str, tensor: torch.Tensor, remedy: str, where: SourceLine | None, fails: bool = True
@@ -131,18 +142,3 @@ class Recorder:
 def half(dtype: torch.dtype) -> str:
     """Returns the format of half the width, which mps supports."""
     return "complex64" if dtype.is_complex else "float32"
-
-
-# The positions of the factors among an operator's tensors.
-_FACTORS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "addbmm": (1, 2), "linear": (0, 1)}
-
-
-def matrix_product(name: str, tensors: Sequence[torch.Tensor]) -> Product | None:
-    """Returns the product that the operator `name`, such as "aten::addmm.out", computes; None for others."""
-    operator = name.removeprefix("aten::").partition(".")[0].rstrip("_")
-    if operator not in _FACTORS or not name.startswith("aten::"):
-        return None
-    left, right = (tensors[position] for position in _FACTORS[operator])
-    if operator == "linear":
-        return Product(left.shape[:-1].numel(), left.shape[-1], right.shape[0])
-    return Product(left.shape[-2], left.shape[-1], right.shape[-1], batched=left.dim() == 3)
