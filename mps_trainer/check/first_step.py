@@ -28,8 +28,6 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
 
     The exception carries the report, and the Trainer or None.
     """
-    from unittest import mock  # here, because it imports asyncio
-
     run_trace = check.trace
 
     def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -43,25 +41,23 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
     make_arguments = arguments_class.__post_init__
     with contextlib.ExitStack() as undo:
 
-        def patch(owner: Any, name: str, value: Any) -> None:
-            undo.enter_context(mock.patch.object(owner, name, value))
-
         def patch_trainer(arguments: Any) -> None:
             # Each of transformers' Trainers has arguments. Importing it before the script does would take seconds, and
             # read the variables of `datasets` before the script sets them.
             from transformers import trainer
 
             train = trainer.Trainer.train
-            patch(trainer.Trainer, "train", lambda made, *args, **kw: _trace_transformers(made, train, batches))
-            patch(arguments_class, "__post_init__", make_arguments)
+            change = (trainer.Trainer, "train", lambda made, *args, **kw: _trace_transformers(made, train, batches))
+            undo.enter_context(attributes_replaced([change]))
+            arguments_class.__post_init__ = make_arguments
             make_arguments(arguments)
 
-        patch(Trainer, "train", train_ours)
-        patch(check, "trace", trace)
+        changes = [(Trainer, "train", train_ours), (check, "trace", trace)]
+        changes.append((arguments_class, "__post_init__", patch_trainer))
         for module in (utils.import_utils, utils, training_args):
             # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
-            patch(module, "is_torch_bf16_gpu_available", lambda: True)
-        patch(arguments_class, "__post_init__", patch_trainer)
+            changes.append((module, "is_torch_bf16_gpu_available", lambda: True))
+        undo.enter_context(attributes_replaced(changes))
         yield
 
 
