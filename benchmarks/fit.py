@@ -54,7 +54,7 @@ def model_of(size: str, way: str) -> Any:
     dtype = torch.float32 if "full" in way else torch.bfloat16
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if "4 bits" in way:
-        quantize(model, BYTES[4], torch.bfloat16)
+        quantize(model.requires_grad_(False), BYTES[4], torch.bfloat16)
     if "LoRA" in way:
         adapter = LoraConfig(r=RANK, target_modules="all-linear")
         model = get_peft_model(model, adapter, low_cpu_mem_usage=True)

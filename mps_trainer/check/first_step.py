@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -33,8 +28,6 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
 
     The exception carries the report, and the Trainer or None.
     """
-    from unittest import mock  # here, because it imports asyncio
-
     run_trace = check.trace
 
     def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -44,21 +37,27 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
     def trace(*args: Any, **kwargs: Any) -> None:
         raise ScriptStopped(run_trace(*args, **kwargs), None)
 
+    arguments_class: Any = training_args.TrainingArguments
+    make_arguments = arguments_class.__post_init__
     with contextlib.ExitStack() as undo:
 
-        def patch(owner: Any, name: str, value: Any) -> None:
-            undo.enter_context(mock.patch.object(owner, name, value))
+        def patch_trainer(arguments: Any) -> None:
+            # Each of transformers' Trainers has arguments. Importing it before the script does would take seconds, and
+            # read the variables of `datasets` before the script sets them.
+            from transformers import trainer
 
-        def patch_transformers(module: Any) -> None:
-            train = module.Trainer.train
-            patch(module.Trainer, "train", lambda trainer, *args, **kw: _trace_transformers(trainer, train, batches))
+            train = trainer.Trainer.train
+            change = (trainer.Trainer, "train", lambda made, *args, **kw: _trace_transformers(made, train, batches))
+            undo.enter_context(attributes_replaced([change]))
+            arguments_class.__post_init__ = make_arguments
+            make_arguments(arguments)
 
-        patch(Trainer, "train", train_ours)
-        patch(check, "trace", trace)
+        changes = [(Trainer, "train", train_ours), (check, "trace", trace)]
+        changes.append((arguments_class, "__post_init__", patch_trainer))
         for module in (utils.import_utils, utils, training_args):
             # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
-            patch(module, "is_torch_bf16_gpu_available", lambda: True)
-        undo.enter_context(_when_imported("transformers.trainer", patch_transformers))
+            changes.append((module, "is_torch_bf16_gpu_available", lambda: True))
+        undo.enter_context(attributes_replaced(changes))
         yield
 
 
@@ -112,45 +111,3 @@ def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int)
         train(trainer)
     evaluate_batch(trainer, tracer)
     raise ScriptStopped(tracer.report(), trainer)
-
-
-@contextlib.contextmanager
-def _when_imported(name: str, patch: Callable[[Any], None]) -> Iterator[None]:
-    """Calls `patch` with the module `name` once it is imported.
-
-    Importing it here would take seconds, and read the variables of `datasets` before the script sets them.
-    """
-    if name in sys.modules:
-        patch(sys.modules[name])
-        yield
-        return
-    finder = _Watch(name, patch)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
-
-
-@dataclass(eq=False)
-class _Watch(importlib.abc.MetaPathFinder):
-    """Finds one module the way the other finders do, and patches it when it has been executed."""
-
-    name: str
-    patch: Callable[[Any], None]
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_patch(module: Any) -> None:
-                execute(module)
-                self.patch(module)
-
-            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
-        return spec

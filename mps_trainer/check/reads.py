@@ -12,9 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from ..utils.nested import tensors_in
-from .recorder import REFUSED_DTYPES, Recorder
+from .recorder import Recorder
 from .residency import Residency
-from .source import current_line
 
 
 class Recording(Protocol):
@@ -127,8 +126,8 @@ class HostCalls(TorchFunctionMode):
             self.tracer.read(".to(device)")
         with self.tracer.having(is_paused=True):
             result = self._copy(tensor.to(*args[1:], **kwargs), tensor, on_device=not to_host)
-        if not to_host and result.dtype in REFUSED_DTYPES:
-            self.tracer.recorder.moved(result, current_line())
+        if not to_host:
+            self.tracer.recorder.moved(result)
         return result
 
     def _make(self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: bool) -> Any:
@@ -139,9 +138,8 @@ class HostCalls(TorchFunctionMode):
             tracer.read(f"{func.__name__}() on the device")
         tensors = tensors_in(result)
         tracer.residency.put(tensors, on_device)
-        for tensor in tensors:
-            if on_device and tensor.dtype in REFUSED_DTYPES:
-                tracer.recorder.moved(tensor, current_line())
+        for tensor in tensors if on_device else ():
+            tracer.recorder.moved(tensor)
         return result
 
     def _one_hot(self, args: tuple, kwargs: dict[str, Any]) -> Any:

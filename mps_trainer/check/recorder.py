@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..devices.large_products import Product
+from ..devices.facts import parse_version
+from ..devices.large_products import INNER, MENDED_IN_2D, OUTER
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_of
-from .source import SourceLine
+from .source import SourceLine, current_line
 from .table import OperatorTable
 
 REFUSED_DTYPES = (torch.float64, torch.complex128)
 MOVED = "tensor copied to the device"
+# The positions of the factors among an operator's tensors.
+_FACTORS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "addbmm": (1, 2), "linear": (0, 1)}
 
 
 class Recorder:
@@ -27,10 +30,8 @@ class Recorder:
         self.fallback = fallback
         self.own_trainer = False  # True for a step of this package's Trainer
         self.notes: dict[str, None] = {}  # a dictionary keeps their order, and each once
-        self._operators: dict[tuple[str, str], Counter[tuple]] = defaultdict(
-            Counter
-        )  # counts the calls for each set of shapes
-        self._first_lines: dict[tuple[str, str], SourceLine | None] = {}
+        # by name and phase: the line of the first call, and the calls for each set of shapes
+        self._operators: dict[tuple[str, str], tuple[SourceLine | None, Counter[tuple]]] = {}
         self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
         self._products: dict[tuple[str, str, SourceLine | None], LargeProduct] = {}
@@ -39,21 +40,29 @@ class Recorder:
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
 
     def operator(self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None) -> None:
-        self._first_lines.setdefault((name, phase), where)
-        self._operators[name, phase][tuple((tensor.shape, tensor.dtype) for tensor in tensors)] += 1
+        _, calls = self._operators.setdefault((name, phase), (where, Counter()))
+        calls[tuple((tensor.shape, tensor.dtype) for tensor in tensors)] += 1
 
     def read(self, what: str, phase: str, where: SourceLine | None) -> None:
         self._reads[what, phase, where] += 1
 
     def product(self, name: str, phase: str, tensors: Sequence[torch.Tensor], where: SourceLine | None) -> None:
         """Records a matrix product that some Macs may compute wrong, with the largest sum for each line."""
-        product = matrix_product(name, tensors)
-        if product is None or not product.may_be_wrong(self.table.torch_version):
+        operator = name.removeprefix("aten::").partition(".")[0].rstrip("_")
+        if operator not in _FACTORS or not name.startswith("aten::"):
             return
-        key = (name, phase, where)
-        known = self._products.get(key, LargeProduct(name, phase, 0, 0, product.batched, where))
-        inner = max(known.inner, product.inner)
-        self._products[key] = replace(known, calls=known.calls + 1, inner=inner)
+        left, right = (tensors[position] for position in _FACTORS[operator])
+        inner = left.shape[-1]
+        if operator == "linear":
+            rows, columns, batched = left.shape[:-1].numel(), right.shape[0], False
+        else:
+            rows, columns, batched = left.shape[-2], right.shape[-1], left.dim() == 3
+        if inner < INNER or min(rows, columns) < OUTER:
+            return
+        if batched or parse_version(self.table.torch_version) < MENDED_IN_2D:
+            key = (name, phase, where)
+            known = self._products.get(key, LargeProduct(name, phase, 0, 0, batched, where))
+            self._products[key] = replace(known, calls=known.calls + 1, inner=max(known.inner, inner))
 
     def dtype(
         self, what: str, tensor: torch.Tensor, remedy: str, where: SourceLine | None, fails: bool = True
@@ -75,8 +84,8 @@ class Recorder:
     def column(
         self, name: str, origin: str, tensor: torch.Tensor, remedy: str | None = None, fails: bool = True
     ) -> None:
-        """Records a column of a batch in a format that mps does not have. `origin` describes it."""
-        if not self._is_new(tensor, name):
+        """Records a column of a batch if mps does not have its format. `origin` describes it."""
+        if tensor.dtype not in REFUSED_DTYPES or not self._is_new(tensor, name):
             return
         where = None
         if (storage := storage_of(tensor)) in self._moved:  # noted without a name when it was moved
@@ -93,8 +102,11 @@ class Recorder:
         names.add(name)
         return is_new
 
-    def moved(self, tensor: torch.Tensor, where: SourceLine | None) -> None:
-        """Records a copy to the device of a tensor in a format that mps does not have."""
+    def moved(self, tensor: torch.Tensor) -> None:
+        """Records a copy to the device of a tensor, here, if mps does not have its format."""
+        if tensor.dtype not in REFUSED_DTYPES:
+            return
+        where = current_line()
         if (storage := storage_of(tensor)) is not None:
             self._moved[storage] = where
         self.dtype(MOVED, tensor, f"Cast it on the host first: .to(torch.{half(tensor.dtype)}).", where)
@@ -109,15 +121,8 @@ class Recorder:
 
     def report(self) -> CoverageReport:
         operators = [
-            OperatorUse(
-                name,
-                self.table.support(name, self.fallback),
-                phase,
-                calls.total(),
-                len(calls),
-                self._first_lines[name, phase],
-            )
-            for (name, phase), calls in self._operators.items()
+            OperatorUse(name, self.table.support(name, self.fallback), phase, calls.total(), len(calls), where)
+            for (name, phase), (where, calls) in self._operators.items()
         ]
         return CoverageReport(
             torch_version=self.table.torch_version,
@@ -137,18 +142,3 @@ class Recorder:
 def half(dtype: torch.dtype) -> str:
     """Returns the format of half the width, which mps supports."""
     return "complex64" if dtype.is_complex else "float32"
-
-
-# The positions of the factors among an operator's tensors.
-_FACTORS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "addbmm": (1, 2), "linear": (0, 1)}
-
-
-def matrix_product(name: str, tensors: Sequence[torch.Tensor]) -> Product | None:
-    """Returns the product that the operator `name`, such as "aten::addmm.out", computes; None for others."""
-    operator = name.removeprefix("aten::").partition(".")[0].rstrip("_")
-    if operator not in _FACTORS or not name.startswith("aten::"):
-        return None
-    left, right = (tensors[position] for position in _FACTORS[operator])
-    if operator == "linear":
-        return Product(left.shape[:-1].numel(), left.shape[-1], right.shape[0])
-    return Product(left.shape[-2], left.shape[-1], right.shape[-1], batched=left.dim() == 3)

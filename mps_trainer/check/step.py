@@ -13,7 +13,6 @@ from ..errors import MisconfigurationException
 from .coverage_report import CoverageReport
 from .recorder import REFUSED_DTYPES
 from .residency import named_tensors
-from .stand_in import stand_in_for
 from .tracer import Tracer
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
     """
     from ..checkpoints.rng import rng_state, set_rng
     from ..trainer import Trainer
+    from .stand_in import stand_in_for  # here, like the Trainer: the simulated device does without transformers
 
     if not isinstance(trainer, Trainer):
         raise MisconfigurationException(
@@ -150,15 +150,12 @@ def evaluate_batch(trainer: Any, tracer: Tracer) -> None:
 
 def _evaluation_batches(trainer: Any) -> Iterator[Any]:
     dataset = trainer.eval_dataset
-    if isinstance(dataset, dict):
-        return iter(trainer.get_eval_dataloader(next(iter(dataset))))
-    if dataset is not None:
-        return iter(trainer.get_eval_dataloader())
-    if not _overrides(trainer, "get_eval_dataloader"):
-        return iter(())
+    first = [next(iter(dataset))] if isinstance(dataset, dict) else []
     try:
-        return iter(trainer.get_eval_dataloader())
-    except ValueError:  # sentence-transformers raises it without an eval_dataset
+        return iter(trainer.get_eval_dataloader(*first))
+    except ValueError:  # each Trainer raises it without an eval_dataset
+        if dataset is not None:
+            raise
         return iter(())
 
 

@@ -6,15 +6,14 @@ holds for the user's torch, on any machine. Names are those of the dispatcher: "
 
 from __future__ import annotations
 
-import contextlib
-import json
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
 
 from ..devices.facts import parse_version
-from ..utils.home import cache_folder
+
+OPERATORS = "packaged/ATen/native/native_functions.yaml"  # in torchgen's folder
 
 # These are registered by hand to run on the CPU whatever the fallback switch says (torch, MPSFallback.mm), until the
 # release that brought each a kernel of its own.
@@ -28,9 +27,6 @@ _FALLS_BACK_BEFORE: dict[str, tuple[int, ...] | None] = {
 
 # The dispatcher looks here for a kernel when a device has none of its own, in this order.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-
-_KINDS = ("native", "composite", "cpu")
-_FORMAT = 4  # changes with the file in the cache and with the rules for native operators
 
 
 class Support(str, Enum):
@@ -58,8 +54,8 @@ class OperatorTable:
     def support(self, name: str, fallback: bool = False) -> Support:
         """Returns how mps runs the operator `name`; `fallback`: was PYTORCH_ENABLE_MPS_FALLBACK on at the start.
 
-        An operator that the table does not list (torchvision's, one of your own) has the kernels that this process
-        registered for it; one that neither has an MPS kernel nor is composite fails.
+        An operator that the table does not list (a variant that torch generates, torchvision's, one of your own) has
+        the kernels that this process registered for it; one that neither has an MPS kernel nor is composite fails.
         """
         if name in self.native:
             return Support.NATIVE
@@ -102,60 +98,48 @@ def _has_kernel(name: str, key: str) -> bool:
 
 @cache
 def operator_table() -> OperatorTable:
-    """Returns the table of the installed torch, from the cache folder or, the first time, parsed (about a second)."""
-    import torch
+    """Returns the table of the installed torch, in which kernels that this process registered are native too.
 
-    if (folder := cache_folder()) is None:
-        return parse_operator_table()
-    build = (torch.version.git_version or "unknown")[:12]
-    path = folder / f"operators-{_FORMAT}-{torch.__version__}-{build}.json"
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return OperatorTable(str(kept["torch_version"]), *(frozenset(map(str, kept[kind])) for kind in _KINDS))
-    except (OSError, ValueError, KeyError, TypeError):  # none, or one that a process is writing or left unfinished
-        table = parse_operator_table()
-    with contextlib.suppress(OSError):  # a read-only home costs the next process a second, and nothing else
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(vars(table), default=sorted), encoding="utf-8")
-    return table
-
-
-def parse_operator_table(folder: Path | None = None, torch_version: str | None = None) -> OperatorTable:
-    """Parses torchgen's operator table. An operator without an entry of its own has what its structured delegate has.
-
-    A few kernels are in no entry: torch registers them from Python, on every machine (torch._refs.linalg, 2.13.0).
-
-    Args:
-        folder: has the native_functions.yaml and tags.yaml of another torch, of which `torch_version` is the version.
-            Kernels that this process registered do not count then. None: those of the installed torch.
+    A few are in no file: torch registers them from Python, on every machine (torch._refs.linalg, 2.13.0).
     """
     import torch
     import torchgen
-    from torchgen.gen import parse_native_yaml
-    from torchgen.model import DispatchKey
 
-    is_installed = folder is None
-    folder = folder or Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
-    parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
-    mps = parsed.backend_indices[DispatchKey.MPS]
-    dense = parsed.backend_indices[DispatchKey.CPU]
-    sparse = [parsed.backend_indices[key] for key in (DispatchKey.SparseMPS, DispatchKey.SparseCsrMPS)]
-    by_name = {str(function.func.name): function for function in parsed.native_functions}
-    kinds: dict[str, set[str]] = {kind: set() for kind in _KINDS}
-    for name, function in by_name.items():
-        delegate = function.structured_delegate
-        may_be_by_hand = is_installed and f"aten::{name}" not in always_falls_back(torch.__version__)
-        by_hand = may_be_by_hand and _has_kernel(f"aten::{name}", "MPS")
-        if by_hand or mps.has_kernel(function) or (delegate is not None and mps.has_kernel(by_name[str(delegate)])):
+    version = str(torch.__version__)
+    entries = (Path(torchgen.__file__).parent / OPERATORS).read_bytes()
+    table = read_operator_table(entries, version)
+    others = (table.composite | table.cpu) - always_falls_back(version)
+    by_hand = {name for name in others if _has_kernel(name, "MPS")}
+    return OperatorTable(version, table.native | by_hand, table.composite - by_hand, table.cpu - by_hand)
+
+
+def read_operator_table(native_functions: bytes, torch_version: str) -> OperatorTable:
+    """Returns what `native_functions.yaml` of the torch of that version says.
+
+    An operator without an entry of its own has what its structured delegate has.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # takes 0.2 s, and without libyaml 1 s
+    entries = yaml.load(native_functions, loader)
+    keys = {_name(entry["func"]): set(", ".join(entry.get("dispatch", ())).split(", ")) for entry in entries}
+    kinds: dict[str, set[str]] = {"native": set(), "composite": set(), "cpu": set()}
+    for entry in entries:
+        name, delegate = _name(entry["func"]), entry.get("structured_delegate")
+        own = keys[name]
+        if "MPS" in own or (delegate is not None and "MPS" in keys[delegate]):
             kind = "native"
         # The generated wrapper of a structured operator is composite: it runs on mps as far as its out= variant does.
-        elif function.has_composite_kernel or delegate is not None:
+        elif "dispatch" not in entry or delegate is not None or any(key.startswith("Composite") for key in own):
             kind = "composite"
         # Made for sparse tensors alone, and there for those of mps.
-        elif not dense.has_kernel(function) and any(index.has_kernel(function) for index in sparse):
+        elif "CPU" not in own and not own.isdisjoint(("SparseMPS", "SparseCsrMPS")):
             kind = "native"
         else:
             kind = "cpu"
         kinds[kind].add(f"aten::{name}")
-    version = torch_version or torch.__version__
-    return OperatorTable(version, *map(frozenset, kinds.values()))
+    return OperatorTable(torch_version, *map(frozenset, kinds.values()))
+
+
+def _name(signature: str) -> str:
+    return signature.partition("(")[0]

@@ -22,7 +22,6 @@ from .residency import Residency, named_tensors
 from .source import SourceLine, current_line, inside
 from .table import Support, operator_table
 
-_ON_DEVICE = (Support.NATIVE, Support.COMPOSITE)
 _FLOAT64_ON_CPU = {"aten::bincount"}
 
 
@@ -42,9 +41,10 @@ class Tracer:
     """
 
     def __init__(self, *, fallback: bool | None = None, unknown_on_device: bool = False) -> None:
-        self.fallback = bool(fallback_when_torch_loaded()) if fallback is None else fallback
         self.residency = Residency(unknown_on_device)
-        self.recorder = Recorder(operator_table(), self.fallback)
+        self.recorder = Recorder(
+            operator_table(), bool(fallback_when_torch_loaded()) if fallback is None else fallback
+        )
         self.phases = Phases(self._enter_module, self._before_step)
         self.is_paused = False
         self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
@@ -128,15 +128,22 @@ class Tracer:
             blocks = not kwargs.get("non_blocking", args[2:] == (True,))
             if blocks and isinstance(given[1], torch.Tensor) and not self.residency.on_device(given[1]):
                 self.read("copy of a host tensor")
-        line = self._line()
+        name, phase, line = func.name(), self.phases.now(), self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
-        self.recorder.product(func.name(), self.phases.now(), tensors, line)
-        support = self.recorder.table.support(func.name(), self.fallback)
+        support = self.recorder.table.support(name, self.recorder.fallback)
+        is_composite = support is Support.COMPOSITE
+        instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
+        self.recorder.product(name, phase, tensors, line)
+        for each in (*([name] if instead is None or is_composite else []), *(instead or ())):
+            self.recorder.operator(each, phase, on_device, line)
+        has_parts = is_composite and instead is None and func not in self._expanding
+        key = composite_key(func, on_device) if has_parts else None
         with contextlib.ExitStack() as stack:
-            if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):
-                self.read(func.name())
+            runs = is_composite or support is Support.NATIVE
+            if runs and waits_for_device(func, args, kwargs, self.residency.on_device):
+                self.read(name)
                 stack.enter_context(self.having(reads_are_free=True))  # reads of its parts are the same wait
-            result = self._record_and_run(func, args, kwargs, support, on_device, line)
+            result = func(*args, **kwargs) if key is None else self._run_parts(key, func, args, kwargs)
         results = tensors_in(result)
         if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
             self._check_results(func, results, line)
@@ -152,30 +159,8 @@ class Tracer:
             return False
         return self.factory_on_device is not False  # called by torch itself: on the device of its tensors
 
-    def _record_and_run(
-        self,
-        func: Any,
-        args: tuple,
-        kwargs: dict[str, Any],
-        support: Support,
-        on_device: list[torch.Tensor],
-        line: SourceLine | None,
-    ) -> Any:
-        phase = self.phases.now()
-        instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
-        if instead is None or support is Support.COMPOSITE:
-            self.recorder.operator(func.name(), phase, on_device, line)
-        for other in instead or ():
-            self.recorder.operator(other, phase, on_device, line)
-        if instead is not None or support is not Support.COMPOSITE or func in self._expanding:
-            return func(*args, **kwargs)
-        return self._run_parts(func, args, kwargs, on_device)
-
-    def _run_parts(self, func: Any, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
-        """Runs a composite operator by the kernel that mps would use, to trace its parts."""
-        key = composite_key(func, tensors)
-        if key is None:
-            return func(*args, **kwargs)
+    def _run_parts(self, key: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Runs a composite operator by the kernel that mps would use, that of `key`, to trace its parts."""
         self._expanding.append(func)
         try:
             with self._mode:
@@ -221,8 +206,7 @@ class Tracer:
             self.recorder.module(module)
             named = list(named_tensors(inputs))
             for name, tensor in named:
-                if tensor.dtype in REFUSED_DTYPES:
-                    self.recorder.column(name, f" for {type(module).__name__}", tensor)
+                self.recorder.column(name, f" for {type(module).__name__}", tensor)
             if training and next(module.parameters(), None) is not None:
                 self.recorder.batch(named)
 

@@ -8,31 +8,13 @@ model) in the gradient of its input, and the tokens of a batch in the gradient o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from .facts import parse_version
 
 if TYPE_CHECKING:
     import torch
 
 INNER, OUTER = 32_767, 16
 MENDED_IN_2D = (2, 14)
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix of `rows` by `inner` times one of `inner` by `columns`; `batched`: many of them at once."""
-
-    rows: int
-    inner: int
-    columns: int
-    batched: bool = False
-
-    def may_be_wrong(self, torch_version: str) -> bool:
-        """Returns True if M1 and M2 compute it wrong with this torch."""
-        large = self.inner >= INNER and min(self.rows, self.columns) >= OUTER
-        return large and (self.batched or parse_version(torch_version) < MENDED_IN_2D)
 
 
 def product(left: torch.Tensor, right: torch.Tensor, most: int | None = INNER - 1) -> torch.Tensor:

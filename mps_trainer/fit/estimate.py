@@ -66,15 +66,13 @@ def estimate(
             results = [_result(trainer, batch, each, tell) for each in [*offered, *([] if whole is None else [whole])]]
     finally:
         set_rng(rng)
-    packed = {id(each.weight): each for each in trainer.model.modules() if isinstance(each, QuantizedLinear)}
-    parameters = [
-        (packed[id(each)].numbers if id(each) in packed else each.numel(), each.requires_grad)
-        for each in trainer.model.parameters()
-    ]
+    layers = [each for each in trainer.model.modules() if isinstance(each, QuantizedLinear)]
+    packed = {each.weight: each.in_features * each.out_features for each in layers}
+    sizes = {each: packed.get(each, each.numel()) for each in trainer.model.parameters()}
     return FitReport(
         model=type(trainer.model).__name__,
-        parameters=sum(number for number, _ in parameters),
-        trainable=sum(number for number, is_trained in parameters if is_trained),
+        parameters=sum(sizes.values()),
+        trainable=sum(size for each, size in sizes.items() if each.requires_grad),
         batch_shape=batch.shape,
         batches=batch.looked_at,
         accumulated=trainer.args.gradient_accumulation_steps,

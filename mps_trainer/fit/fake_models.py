@@ -113,7 +113,7 @@ def _from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwar
                 "of that method is not known. Run the estimate without it."
             )
         with fake_mode():
-            quantize(model, *how)
+            quantize(model.requires_grad_(False), *how)
     if not with_info:
         return model
     return model, {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..model.introspection import base_model
+
 # Bytes for each number: half a byte and, for 64 of them, a scale in float32; or a byte, and a scale for each row.
 BYTES = {4: 0.5 + 4 / 64, 8: 1.0}
 DOUBLE_QUANTIZED = 0.5 + 1 / 64 + 4 / (64 * 256)  # the scales in a byte, and one in float32 for 256 of them
@@ -30,10 +32,6 @@ class QuantizedLinear(nn.Linear):
         self.compute_dtype = compute_dtype
         self.train(like.training)
 
-    @property
-    def numbers(self) -> int:
-        return self.in_features * self.out_features
-
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(self.compute_dtype)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -56,14 +54,13 @@ class _Product(torch.autograd.Function):
 
 
 def quantize(model: nn.Module, size: float, compute_dtype: torch.dtype, skipped: tuple[str, ...] = ()) -> None:
-    """Replaces the linear layers of a model except its head and layers with a name that ends in one of `skipped`."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    """Replaces the frozen linear layers of a model, except its head and those with a name that ends in `skipped`."""
+    head = getattr(base_model(model), "get_output_embeddings", lambda: None)()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child is not head and not name.endswith(skipped or ("lm_head",)):
-                setattr(module, name, QuantizedLinear(child, size, compute_dtype))
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+            is_frozen = type(child) is nn.Linear and not child.weight.requires_grad
+            if is_frozen and child is not head and not name.endswith(skipped or ("lm_head",)):
+                setattr(module, name, QuantizedLinear(child, size, compute_dtype))  # type: ignore[arg-type]
 
 
 def size_and_format(config: Any) -> tuple[float, torch.dtype, tuple[str, ...]] | None:

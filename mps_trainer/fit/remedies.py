@@ -12,7 +12,6 @@ from torch import nn
 
 from ..arguments.choices import OptimizerNames
 from ..model.activation_checkpointing import enable_activation_checkpointing
-from ..model.introspection import base_model
 from ..model.precision import MixedPrecision
 from .fake_tensors import fake_of, make_fake
 from .quantized import BYTES, QuantizedLinear, quantize
@@ -124,7 +123,7 @@ def _adapt_in_bfloat16(stand_in: Trainer) -> None:
 
 
 def _adapt_in_4_bits(stand_in: Trainer) -> None:
-    stand_in.model.to(torch.bfloat16)
+    stand_in.model.to(torch.bfloat16).requires_grad_(False)
     quantize(stand_in.model, BYTES[4], torch.bfloat16)
     _adapt(stand_in)
 
@@ -138,12 +137,7 @@ def _freeze_in_bfloat16(stand_in: Trainer) -> None:
 
 def _freeze_in_4_bits(stand_in: Trainer) -> None:
     _freeze_in_bfloat16(stand_in)
-    base: Any = stand_in.model
-    head = getattr(base_model(base), "get_output_embeddings", lambda: None)()
-    for module in list(base.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child is not head and not child.weight.requires_grad:
-                setattr(module, name, QuantizedLinear(child, BYTES[4], torch.bfloat16))
+    quantize(stand_in.model, BYTES[4], torch.bfloat16)
 
 
 _OF_WEIGHTS = (_adapt, _adapt_in_bfloat16, _adapt_in_4_bits, _freeze_in_bfloat16, _freeze_in_4_bits)

@@ -11,49 +11,41 @@ from .lab import Lab
 from .reproducers import REPRODUCERS
 from .results import CheckFailed, CheckSkipped
 
-ABSENT, SHOWN, NOT_RUN = "absent", "shown", "not run"
 _THREADS = {fault.issue: fault.thread for fault in KNOWN_FAULTS}
-_SHORT = {issue: thread.replace(" issue", "") for issue, thread in _THREADS.items()}
+HARMLESS = "known, and harmless or rare"
+STAYS = "known on this machine, and no update fixes it"
+NOT_RUN = "could not be tested"
 
 
 def reproduced(lab: Lab) -> tuple[str, dict[str, Any]]:
     """Fails for a fault that is unknown for this machine, or ends with an update and needs a warning. Names others."""
-    known = known_faults(lab.facts.torch_version, lab.facts.os_version, apple_chip())
-    unwarned = {fault.issue for fault in known if not fault.warns}
-    # no newer torch or macOS is known to be free of these
-    to_stay = {fault.issue for fault in known if fault.warns and not (fault.torch_before or fault.macos_before)}
-    found = {issue: _outcome(issue, lab) for issue in REPRODUCERS}
-    figures = {_SHORT[issue]: text or status for issue, (status, text) in found.items()}
-    shown = {issue: text for issue, (status, text) in found.items() if status == SHOWN}
-    wrong = [
-        f"{_THREADS[issue]}: {text}"
-        + ("" if issue in {fault.issue for fault in known} else " (not known for this machine: please report it)")
-        for issue, text in shown.items()
-        if issue not in unwarned | to_stay
-    ]
+    faults = known_faults(lab.facts.torch_version, lab.facts.os_version, apple_chip())
+    known = {fault.issue: fault for fault in faults}
+    figures: dict[str, Any] = {}
+    wrong: list[str] = []
+    named: dict[str, list[str]] = {HARMLESS: [], STAYS: [], NOT_RUN: []}
+    for issue, reproducer in REPRODUCERS.items():
+        fault, name = known.get(issue), _THREADS[issue].replace(" issue", "")
+        kind = None
+        try:
+            text = reproducer(lab.device)
+        except CheckSkipped as skipped:
+            kind, text = NOT_RUN, str(skipped)
+        except Exception as error:  # a release without the operator or the format
+            kind, text = NOT_RUN, f"{type(error).__name__}: {sentence(error)}"
+        figures[name] = text or "absent"
+        if text is None:
+            continue
+        if fault is not None and kind is None:
+            ends = fault.torch_before or fault.macos_before  # else no newer torch or macOS is known to be free of it
+            kind = HARMLESS if not fault.warns else None if ends else STAYS
+        if kind is None:
+            unknown = "" if fault else " (not known for this machine: please report it)"
+            wrong.append(f"{_THREADS[issue]}: {text}{unknown}")
+        else:
+            named[kind].append(f"{name} ({text})")
     if wrong:
         raise CheckFailed("; ".join(wrong), **figures)
-    parts = [
-        f"{sum(status == ABSENT for status, _ in found.values())} of {len(found)} do not show",
-        _named("known, and harmless or rare", {issue: shown[issue] for issue in shown if issue in unwarned}),
-        _named(
-            "known on this machine, and no update fixes it",
-            {issue: shown[issue] for issue in shown if issue in to_stay},
-        ),
-        _named("could not be tested", {issue: text for issue, (status, text) in found.items() if status == NOT_RUN}),
-    ]
-    return "; ".join(filter(None, parts)), figures
-
-
-def _outcome(issue: int, lab: Lab) -> tuple[str, str]:
-    try:
-        wrong = REPRODUCERS[issue](lab.device)
-    except CheckSkipped as skipped:
-        return NOT_RUN, str(skipped)
-    except Exception as error:  # a release without the operator or the format
-        return NOT_RUN, f"{type(error).__name__}: {sentence(error)}"
-    return (ABSENT, "") if wrong is None else (SHOWN, wrong)
-
-
-def _named(about: str, faults: dict[int, str]) -> str:
-    return f"{about}: {', '.join(f'{_SHORT[issue]} ({text})' for issue, text in faults.items())}" if faults else ""
+    absent = list(figures.values()).count("absent")
+    parts = [f"{kind}: {', '.join(found)}" for kind, found in named.items() if found]
+    return "; ".join([f"{absent} of {len(figures)} do not show", *parts]), figures

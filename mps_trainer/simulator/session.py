@@ -16,11 +16,11 @@ from ..check.mps_kernels import compiles_graphs, reads
 from ..check.source import SourceLine, current_line
 from ..check.table import always_falls_back, operator_table
 from ..devices import facts
-from ..devices.watermarks import HIGH
+from ..devices.watermarks import HIGH, MOST, Ratio
 from ..errors import MisconfigurationException
 from .build import load_extension
 from .cuda import require_hidden
-from .simulation_report import SimulationReport, make_report
+from .simulation_report import OperatorCalls, Place, SimulationReport
 from .visible import set_visible
 
 # Metal recommends two thirds on a Mac of 24 GB.
@@ -57,7 +57,20 @@ class SimulatedMPS:
 
     def report(self) -> SimulationReport:
         """Returns the counts since the device was switched on, or since `reset()`."""
-        return make_report(self.counters(), self._lines, self.memory, self.fallback)
+        counters = self.counters()
+        operators = [OperatorCalls(name, *numbers) for name, numbers in counters.pop("operators").items()]
+        places = [
+            Place(kind, operator, count, *((where.file, where.line, where.text) if where else (None, None, None)))
+            for (kind, operator, where), count in self._lines.most_common()
+        ]
+        return SimulationReport(
+            torch_version=operator_table().torch_version,
+            fallback=self.fallback,
+            memory=self.memory,
+            operators=tuple(sorted(operators, key=lambda operator: (-operator.calls, operator.name))),
+            places=tuple(places),
+            **counters,
+        )
 
     def reset(self) -> None:
         """Counts from zero again; the peak of memory starts at the live bytes."""
@@ -168,16 +181,12 @@ def parse_bytes(amount: int | str) -> int:
 
 def _watermark() -> float:
     """Returns the fraction of the recommended maximum past which an allocation fails; 0 for no limit."""
-    text = os.environ.get(HIGH, "1.0")
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = -1.0
-    if not 0 <= ratio <= 2:
+    ratio = Ratio(os.environ.get(HIGH, "1.0"))
+    if not (ratio.is_number and 0 <= ratio.value <= MOST):
         raise MisconfigurationException(
-            f"{HIGH} is {text!r}, and must be between 0.0 (no limit) and 2.0. Unset it, or set it to 1.0."
+            f"{HIGH} is {ratio.text!r}, and must be between 0.0 (no limit) and 2.0. Unset it, or set it to 1.0."
         )
-    return ratio
+    return ratio.value
 
 
 def _set_active(extension: ModuleType, active: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,28 +97,6 @@ class SimulationReport:
         ]
         compiled = sorted((one for one in self.operators if one.graphs), key=lambda one: -one.graphs)
         return rows + [f"    {one.graphs:>8}  {one.name}, {_times(one.calls)}" for one in compiled[:SHOWN_OPERATORS]]
-
-
-def make_report(
-    counters: dict[str, Any], lines: Counter[tuple[str, str, SourceLine | None]], memory: int, fallback: bool
-) -> SimulationReport:
-    """Makes the report from the counters of the device and the Python lines that made the host wait."""
-    import torch
-
-    counted = dict(counters)
-    operators = [OperatorCalls(name, *numbers) for name, numbers in counted.pop("operators").items()]
-    places = [
-        Place(kind, operator, count, *((where.file, where.line, where.text) if where else (None, None, None)))
-        for (kind, operator, where), count in lines.most_common()
-    ]
-    return SimulationReport(
-        torch_version=torch.__version__,
-        fallback=fallback,
-        memory=memory,
-        operators=tuple(sorted(operators, key=lambda operator: (-operator.calls, operator.name))),
-        places=tuple(places),
-        **counted,
-    )
 
 
 def _row(name: str, value: object) -> str:

@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 
 from mps_trainer.check import Tracer, trace
-from mps_trainer.check.autocast import autocast_list
 
 from .conftest import names
 
@@ -13,21 +12,6 @@ HALF = torch.randn(2, 3, 4, dtype=torch.bfloat16)
 SINGLE = torch.randn(2, 3, 4)
 VOLUME = torch.randn(1, 2, 3, 3, 3)
 KERNEL = torch.randn(2, 2, 2, 2, 2)
-
-
-def test_the_list_is_that_of_the_installed_torch_and_follows_the_version():
-    """Every build of torch has the registrations for mps, only the kernels beneath them are missing elsewhere."""
-    registered = {
-        name
-        for name in torch._C._dispatch_get_all_op_names()
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastMPS")
-    }
-    assert set(autocast_list(torch.__version__)) == registered
-    assert "aten::conv3d" not in autocast_list("2.8.0")
-    assert autocast_list("2.9.0")["aten::conv3d"] == "lower_precision_fp"
-    assert "aten::softmax.Dimname" in autocast_list("2.12.1")
-    assert "aten::softmax.Dimname" not in autocast_list("2.13.0")
-    assert autocast_list("2.99.0") == autocast_list("2.15.0")
 
 
 # In the trace, and on the CPU without it.

@@ -1,35 +1,16 @@
-"""The operator table: what it reads from torch, and what becomes of its copy in the cache."""
-
-import json
-from types import SimpleNamespace
+"""The operator table: what it reads from torch."""
 
 import pytest
 import torch
 
 from mps_trainer.check import OperatorTable, Support, operator_table
 from mps_trainer.check import table as table_module
-from mps_trainer.check.table import always_falls_back, parse_operator_table
+from mps_trainer.check.table import always_falls_back
 
 
 @pytest.fixture(scope="module")
 def table():
-    return parse_operator_table()
-
-
-@pytest.fixture
-def parsed(tmp_path, monkeypatch):
-    """A cache folder of the test's own, nothing kept in memory, and how often a small table was parsed."""
-    counts = SimpleNamespace(times=0, folder=tmp_path / "cache")
-
-    def parse() -> OperatorTable:
-        counts.times += 1
-        return OperatorTable(torch.__version__, *(frozenset({f"aten::{kind}"}) for kind in ("add", "sub", "mode")))
-
-    monkeypatch.setenv("MPS_TRAINER_CACHE", str(counts.folder))
-    monkeypatch.setattr(table_module, "parse_operator_table", parse)
-    operator_table.cache_clear()
-    yield counts
-    operator_table.cache_clear()
+    return operator_table()
 
 
 @pytest.mark.parametrize(
@@ -89,27 +70,3 @@ def test_composite_operators_are_those_that_the_dispatcher_can_compose(table):
     known = set(torch._C._dispatch_get_all_op_names())
     assert (table.composite & known) - composes == set()
     assert table.cpu & composes == set()
-
-
-def test_the_table_is_read_from_the_cache_the_second_time(parsed):
-    first = operator_table()
-    (file,) = parsed.folder.iterdir()
-    assert torch.__version__ in file.name
-    operator_table.cache_clear()
-    assert operator_table() == first
-    assert parsed.times == 1
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"torch_version": "2"}', '{"native": 3}', "\x00\xff"])
-def test_a_damaged_cache_file_is_written_anew(parsed, content):
-    whole = operator_table()
-    (file,) = parsed.folder.iterdir()
-    file.write_text(content, encoding="utf-8")
-    operator_table.cache_clear()
-    assert operator_table() == whole
-    assert json.loads(file.read_text(encoding="utf-8"))["native"] == sorted(whole.native)
-
-
-def test_a_cache_that_cannot_be_written_does_no_harm(parsed):
-    parsed.folder.write_text("no folder")
-    assert operator_table().native

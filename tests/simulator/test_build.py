@@ -1,10 +1,8 @@
 """The device is compiled once, where it can be; where it cannot, one line says why and what to do."""
 
 import functools
-import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,19 +41,12 @@ def sources(tmp_path, monkeypatch):
     return folder
 
 
-def without_ninja(patch, folder):
-    find = shutil.which
-    patch.setattr(shutil, "which", lambda name: None if name == "ninja" else find(name))
-    patch.setattr(importlib.util, "find_spec", lambda name: None)
-
-
 OBSTACLES = {
     "not simulated on a Mac": lambda patch, folder: patch.setattr(platform, "system", lambda: "Darwin"),
     "runs Windows": lambda patch, folder: patch.setattr(platform, "system", lambda: "Windows"),
     "needs a CUDA or CPU build of torch": lambda patch, folder: patch.setattr(torch.version, "hip", "6"),
     "a CUDA or CPU build of torch": lambda patch, folder: patch.setattr(torch.version, "xpu", "1", raising=False),
     "no C++ compiler (no-such-compiler)": lambda patch, folder: patch.setenv("CXX", "no-such-compiler"),
-    "ninja, which torch builds with, is not installed": without_ninja,
     "Python's headers are not in /none": lambda patch, folder: patch.setattr(
         build.sysconfig, "get_paths", lambda: {"include": "/none"}
     ),

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from mps_trainer.check.autocast import autocast_list
+from mps_trainer.check.autocast import policy
 from mps_trainer.check.table import always_falls_back
 from tools.apple_binary.compare import Comparison, compare_wheel
 from tools.apple_binary.macho import MachO
@@ -49,7 +50,10 @@ def test_what_always_runs_on_the_cpu(comparison):
 
 
 def test_the_list_of_autocast_is_that_of_the_build(comparison):
-    assert comparison.autocast == autocast_list(comparison.torch_version)
+    assert comparison.autocast == {operator: policy(operator) for operator in comparison.autocast}
+    if comparison.torch_version == torch.__version__.partition("+")[0]:
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastMPS")
+        assert set(comparison.autocast) == set(registered)
 
 
 def test_the_page_has_the_number_of_operators_that_compile_graphs(comparison):

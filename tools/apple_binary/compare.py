@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import re
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mps_trainer.check import OperatorTable
 from mps_trainer.check.mps_kernels import compiles_graphs
-from mps_trainer.check.table import parse_operator_table
+from mps_trainer.check.table import read_operator_table
 from mps_trainer.devices.facts import parse_version
 
 from .callers import GRAPH, READ, operators_reaching
 from .macho import MachO
 from .registrations import Registration, registrations
-from .wheel import LIBRARY, TORCHGEN, Wheel
+from .wheel import LIBRARY, TABLE, Wheel
 
 SPARSE = ("SparseMPS", "SparseCsrMPS")
 
@@ -147,7 +143,8 @@ def compare_wheel(version: str, path: Path) -> Comparison:
     # the package takes older releases for 2.13
     differing = graphs ^ listed if parse_version(version) >= (2, 13) else set()
     others = {name for name in differing if re.split(r"::|_?\.|_$", name)[1] not in _NOT_FOLLOWED}
-    compared = compare(operator_table_of(wheel, version), found, wheel=path.name, sha256=wheel.sha256)
+    table = read_operator_table(wheel.read(TABLE), version)
+    compared = compare(table, found, wheel=path.name, sha256=wheel.sha256)
     return replace(
         compared, graphs=tuple(sorted(graphs)), other_graphs=tuple(sorted(others)), reads=tuple(sorted(read))
     )
@@ -176,33 +173,3 @@ def compare(table: OperatorTable, found: Iterable[Registration], wheel: str = ""
             if registration.key == "AutocastMPS"
         },
     )
-
-
-def operator_table_of(wheel: Wheel, version: str) -> OperatorTable:
-    """Returns the table of the wheel's own release, read by the package's parser.
-
-    The wheel's own torchgen does the parsing beneath it, because that of another release refuses the file.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        wheel.extract(TORCHGEN, Path(folder))
-        with _torchgen_in(folder):
-            return parse_operator_table(Path(folder, TORCHGEN, "packaged", "ATen", "native"), version)
-
-
-@contextlib.contextmanager
-def _torchgen_in(folder: str) -> Iterator[None]:
-    """Makes `import torchgen` load the one in `folder` inside."""
-    installed = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_torchgen(name)}
-    sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-        for name in [name for name in sys.modules if _is_torchgen(name)]:
-            del sys.modules[name]
-        sys.modules.update(installed)
-
-
-def _is_torchgen(name: str) -> bool:
-    return name.partition(".")[0] == "torchgen"

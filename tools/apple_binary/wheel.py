@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from mps_trainer.check.table import OPERATORS
 from mps_trainer.utils.home import cache_folder
 
 # The CPython that the wheel is made for. The library with the kernels does not depend on it.
@@ -21,7 +22,7 @@ PYTHON = "3.11"
 PLATFORM = "macosx_26_0_arm64"
 
 LIBRARY = "torch/lib/libtorch_cpu.dylib"
-TORCHGEN = "torchgen/"
+TABLE = f"torchgen/{OPERATORS}"
 
 
 class WheelError(Exception):
@@ -99,13 +100,3 @@ class Wheel:
                 f"{name} in {self.path} differs from RECORD: it is damaged. Delete the wheel and run again."
             )
         return content
-
-    def extract(self, start: str, folder: Path) -> None:
-        """Writes the members whose names begin with `start` into `folder`."""
-        for name in self._digests:
-            if name.startswith(start):
-                target = folder / name
-                if not target.resolve().is_relative_to(folder.resolve()):
-                    raise WheelError(f"{name} in {self.path} would be written outside {folder}.")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(self.read(name))
