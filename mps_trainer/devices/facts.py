@@ -12,13 +12,14 @@ import platform
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.text import first_line
+from . import probes
 from .mlx_launch import mlx_launch_facts
-from .probes import FALLBACK, Probes, switched_on, sysctl_text, unreadable_switch
+from .probes import FALLBACK, switched_on, unreadable_switch
 from .slurm import slurm_facts
 from .watermarks import settle_low
 
@@ -94,7 +95,7 @@ class MachineFacts:
     mlx_launch: bool = False  # mlx.launch has started the processes, and the numbers above are from its variables
     mlx: bool = False  # MLX is installed, over which several processes on mps exchange gradients; one does not ask
 
-    # Only a report wants these: gather_all_facts() fills them in, gather_facts() leaves them unknown.
+    # Only a report wants these: for_a_report() fills them in, gather_facts() leaves them unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"
     cpu_bfloat16: bool | None = None  # the processor has instructions for bfloat16; Linux only
     model: str | None = None  # macOS only (hw.model): "Mac15,6"
@@ -125,31 +126,26 @@ class MachineFacts:
 
 def macos() -> str | None:
     """Returns the version of macOS; None on any other system."""
-    return macos_version(platform.mac_ver()[0], platform.release()) if platform.system() == "Darwin" else None
+    return macos_version(probes.mac_version(), probes.release()) if probes.system() == "Darwin" else None
 
 
 def apple_chip() -> str | None:
     """Returns the name of a Mac's chip, such as "Apple M2 Pro"; None on any other system."""
-    return sysctl_text(CHIP) if platform.system() == "Darwin" else None
+    return probes.sysctl_text(CHIP) if probes.system() == "Darwin" else None
 
 
-def cpu_bfloat16(probes: Probes | None = None) -> bool | None:
+def cpu_bfloat16() -> bool | None:
     """Returns True if the processor has instructions that multiply bfloat16; None where the system does not say.
 
     None also for arm64 without them, where nothing was measured.
     """
-    probes = probes or Probes()
     flags = probes.cpuinfo("flags", "Features") if probes.system() == "Linux" else None
     if flags is None:
         return None
     return not _BFLOAT16_FLAGS.isdisjoint(flags.split()) or (None if "asimd" in flags else False)
 
 
-def gather_facts(
-    probes: Probes | None = None,
-    environ: MutableMapping[str, str] | None = None,
-    memory_limit: float | None = None,
-) -> MachineFacts:
+def gather_facts(environ: MutableMapping[str, str] | None = None, memory_limit: float | None = None) -> MachineFacts:
     """Asks this machine and this process everything that the choice of a device depends on.
 
     Imports torch, and makes one tensor on the mps device where torch reports one. A torch that is missing or broken is
@@ -163,15 +159,14 @@ def gather_facts(
 
     Raises MisconfigurationException for a wrong value of one of torchrun's variables, or srun's.
     """
-    probes = probes or Probes()
     environ = os.environ if environ is None else environ
     launcher = _launcher_facts(environ)
-    platform_facts = _platform_facts(probes)
+    platform_facts, is_mac = _platform_facts(), probes.system() == "Darwin"
     launcher["mlx"] = (launcher["world_size"] or 1) > 1 and probes.version_of("mlx") is not None
     environment = {name: environ[name] for name in RECORDED_VARIABLES if name in environ}
-    if platform_facts["system"] == "Darwin":
+    if is_mac:
         settle_low(environ, memory_limit)
-    torch_facts = _torch_facts(probes)
+    torch_facts = _torch_facts(environ.get(FALLBACK) if is_mac else None)
     return MachineFacts(
         **platform_facts,
         **torch_facts,
@@ -184,33 +179,22 @@ def gather_facts(
     )
 
 
-def gather_all_facts(probes: Probes | None = None, environ: MutableMapping[str, str] | None = None) -> MachineFacts:
-    """Returns `gather_facts()` and the facts for a report: chip, memory, disk, versions of packages.
+def for_a_report(facts: MachineFacts) -> MachineFacts:
+    """Returns `facts`, gathered on this machine, and those for a report: chip, memory, disk, versions of packages.
 
-    The user's home folder is ~ in every text, because a report is shown to others. torch is not imported with a value
-    of its fallback switch with which it fails to load: it ends the process.
+    The user's home folder is ~ in every text, because a report is shown to others.
     """
-    probes = probes or Probes()
-    environ = os.environ if environ is None else environ
-    if probes.system() == "Darwin" and unreadable_switch(environ.get(FALLBACK)):
-        probes = replace(probes, import_torch=_refuse_to_load)
-    return for_a_report(gather_facts(probes, environ), probes)
-
-
-def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFacts:
-    """Returns `facts`, gathered on this machine, with `gather_all_facts()`'s facts for a report added."""
     from ..utils.home import cache_folder
 
-    probes = probes or Probes()
     mac, linux = facts.system == "Darwin", facts.system == "Linux"
     versions = {package: probes.version_of(package) for package in PACKAGES}
     folder = None if (cache := cache_folder()) is None else str(cache)
     values = {
         **vars(facts),
         "chip": probes.sysctl_text(CHIP) if mac else probes.cpuinfo("model name") if linux else None,
-        "cpu_bfloat16": cpu_bfloat16(probes),
+        "cpu_bfloat16": cpu_bfloat16(),
         "model": probes.sysctl_text("hw.model") if mac else None,
-        "memory_bytes": probes.memory(),
+        "memory_bytes": probes.physical_memory(),
         "recommended_bytes": probes.recommended_bytes() if facts.mps_allocation_ok else None,
         "mlx_backends": probes.mlx_backends() if mac and versions["mlx"] is not None else None,
         "conda": "conda-meta" in probes.names_in(sys.prefix),
@@ -224,10 +208,6 @@ def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFa
     return MachineFacts(**{name: without_home(value) for name, value in values.items()})
 
 
-def _refuse_to_load() -> Any:
-    raise ValueError(f"it takes a whole number for {FALLBACK}")
-
-
 def without_home(value: Any) -> Any:
     """Returns a text, or a dictionary of texts, with ~ for the home folder; other values as they are."""
     home = os.path.expanduser("~").rstrip("/\\")
@@ -238,15 +218,15 @@ def without_home(value: Any) -> Any:
     return re.sub(re.escape(home) + r"(?![\w.-])", "~", value)
 
 
-def _platform_facts(probes: Probes) -> dict[str, Any]:
+def _platform_facts() -> dict[str, Any]:
     facts: dict[str, Any] = {"system": probes.system(), "machine": probes.machine(), "os_version": probes.release()}
     if facts["system"] == "Linux":
         facts["intel_gpus"] = probes.intel_gpus()
     if facts["system"] == "Darwin":
         facts["os_version"] = macos_version(probes.mac_version(), probes.release())
         # platform.processor() says i386 and platform.machine() x86_64 under Rosetta, as on an Intel Mac; this differs.
-        facts["rosetta"] = probes.sysctl("sysctl.proc_translated") == 1
-        virtual = probes.sysctl("kern.hv_vmm_present")
+        facts["rosetta"] = probes.sysctl_int("sysctl.proc_translated") == 1
+        virtual = probes.sysctl_int("kern.hv_vmm_present")
         facts["virtual_machine"] = None if virtual is None else virtual == 1
     return facts
 
@@ -270,8 +250,10 @@ def macos_version(reported: str, darwin_release: str) -> str:
     return f"{major}.{max(minor - 1, 0)}" if darwin <= 22 else f"{major}.{minor}"
 
 
-def _torch_facts(probes: Probes) -> dict[str, Any]:
+def _torch_facts(switch: str | None) -> dict[str, Any]:
     try:
+        if "torch" not in sys.modules and unreadable_switch(switch):  # loading torch would end the process
+            raise ValueError(f"it takes a whole number for {FALLBACK}")
         torch = probes.import_torch()
         version = str(torch.__version__)
     except Exception as error:  # a broken installation raises OSError, AttributeError and worse
