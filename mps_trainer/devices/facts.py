@@ -15,12 +15,10 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import MisconfigurationException
 from ..utils.text import first_line
 from . import probes
-from .mlx_launch import mlx_launch_facts
+from .launchers import launcher_facts
 from .probes import FALLBACK, switched_on, unreadable_switch
-from .slurm import slurm_facts
 from .watermarks import settle_low
 
 # The variables that change where or how a run trains.
@@ -41,16 +39,6 @@ PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", 
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 has the first two, arm64 the last
 CHIP = "machdep.cpu.brand_string"  # the sysctl with the name of a Mac's chip
-
-# Set by torchrun for every process it starts; each with the smallest value that makes sense.
-LAUNCHER_INTEGERS = {
-    "WORLD_SIZE": 1,
-    "RANK": 0,
-    "LOCAL_RANK": 0,
-    "LOCAL_WORLD_SIZE": 1,
-    "MASTER_PORT": 0,
-    "TORCHELASTIC_RESTART_COUNT": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -157,10 +145,10 @@ def gather_facts(environ: MutableMapping[str, str] | None = None, memory_limit: 
     Args:
         memory_limit: the share of the recommended maximum to which memory will be limited; None for torch's own.
 
-    Raises MisconfigurationException for a wrong value of one of torchrun's variables, or srun's.
+    Raises MisconfigurationException for a wrong value of one of a launcher's variables.
     """
     environ = os.environ if environ is None else environ
-    launcher = _launcher_facts(environ)
+    launcher = launcher_facts(environ)
     platform_facts, is_mac = _platform_facts(), probes.system() == "Darwin"
     launcher["mlx"] = (launcher["world_size"] or 1) > 1 and probes.version_of("mlx") is not None
     environment = {name: environ[name] for name in RECORDED_VARIABLES if name in environ}
@@ -281,54 +269,6 @@ def _mps_facts(torch: Any) -> dict[str, Any]:
         except Exception as error:
             facts["mps_allocation_error"] = first_line(error)
     return facts
-
-
-def process_number() -> int:
-    """Returns the rank of this process, from 0, before torch is loaded; 0 where the variables are wrong."""
-    try:
-        return _launcher_facts(os.environ)["rank"] or 0
-    except MisconfigurationException:
-        return 0
-
-
-def _launcher_facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        name.lower(): _launcher_integer(environ, name, smallest) for name, smallest in LAUNCHER_INTEGERS.items()
-    }
-    facts["master_addr"] = environ.get("MASTER_ADDR")
-    _check_rank(facts, "RANK", "WORLD_SIZE")
-    _check_rank(facts, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if facts["rank"] is None:
-        step = slurm_facts(environ) or mlx_launch_facts(environ)
-        # WORLD_SIZE of another number than the launcher's is meant for something else, and 1 for a process of its own.
-        if step and facts["world_size"] in (None, step["world_size"]):
-            facts.update(step)
-    return facts
-
-
-def _launcher_integer(environ: Mapping[str, str], name: str, smallest: int) -> int | None:
-    text = environ.get(name)
-    if text is None:
-        return None
-    try:
-        value = int(text)
-    except ValueError:
-        value = smallest - 1
-    if value < smallest:
-        raise MisconfigurationException(
-            f"The environment variable {name} is {text!r}, which is not a whole number of at least {smallest}. "
-            f"torchrun sets it for the processes it starts; unset it to train in one process, or start with torchrun."
-        )
-    return value
-
-
-def _check_rank(facts: Mapping[str, Any], rank: str, size: str) -> None:
-    number, count = facts[rank.lower()], facts[size.lower()]
-    if number is not None and count is not None and number >= count:
-        raise MisconfigurationException(
-            f"The environment variable {rank} is {number} while {size} is {count}, so this process has no place among "
-            f"the others ({rank} counts from 0). Unset both to train in one process, or start with torchrun."
-        )
 
 
 def parse_version(text: str | None, numbers: int = 2) -> tuple[int, ...]:

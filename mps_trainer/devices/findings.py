@@ -17,8 +17,9 @@ from .accelerators import ACCELERATORS, MPSAccelerator
 from .accelerators.base import torch_missing
 from .accelerators.gpu import GPUAccelerator
 from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
-from .facts import LAUNCHER_INTEGERS, MachineFacts, parse_version
+from .facts import MachineFacts, parse_version
 from .known_faults import SILENT, faults_to_warn_of
+from .launchers import LAUNCHER_INTEGERS
 from .probes import FALLBACK, switched_on
 from .resolver import Decision, DeviceRequest, is_true, resolve
 from .watermarks import HIGH, LOW, MOST, Ratio

@@ -11,7 +11,8 @@ import msgspec
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..version import __version__
-from .facts import LAUNCHER_INTEGERS, MachineFacts
+from .facts import MachineFacts
+from .launchers import LAUNCHER_INTEGERS
 
 WRITER = "mps_trainer"  # the key of the version that wrote the file
 

@@ -158,7 +158,7 @@ def test_a_malformed_variable_of_torchrun_is_named(name, value):
 
 @pytest.mark.parametrize(("rank", "size"), [("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")])
 def test_a_rank_outside_the_group_is_refused(rank, size):
-    assert f"{rank} is 2 while {size} is 2" in refusal(gathered, mac_probes(), {rank: "2", size: "2"})
+    assert f"{rank} is '2', which is not below {size}=2" in refusal(gathered, mac_probes(), {rank: "2", size: "2"})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from mps_trainer import MachineFacts
-from mps_trainer.devices.slurm import slurm_facts
+from mps_trainer.devices.launchers import slurm_facts
 from tests.conftest import refusal
 from tests.devices.test_facts import gathered, mac_probes
 
