@@ -88,15 +88,9 @@ class AdamW(torch.optim.AdamW):
             or torch_optimizer._global_optimizer_post_hooks
         )
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes one update, as torch's step does. Returns the value of `closure`."""
-        is_hooked = self.is_watched() or torch.autograd._profiler_enabled()
-        return (_hooked_update if is_hooked else AdamW._update)(self, closure)
-
-    step.hooked = True  # type: ignore[attr-defined] # torch's wrapper takes a tenth of a small step
-
-    @torch.no_grad()
-    def _update(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -109,10 +103,8 @@ class AdamW(torch.optim.AdamW):
             torch.optim.Adam._init_group(self, group, *lists)  # AdamW of torch 2.6 has one with other arguments
             if not lists[0]:
                 continue
-            alike: Any = [(lists, None)]
-            if len({(each.device, each.dtype) for each in lists[0]}) > 1:  # a kernel takes parameters of one kind
-                alike = self._group_tensors_by_device_and_dtype(lists).values()
-            for (parameters, *others, steps), _ in alike:
+            alike: Any = self._group_tensors_by_device_and_dtype(lists)  # a kernel takes parameters of one kind
+            for (parameters, *others, steps), _ in alike.values():
                 counts, steps = self._join(parameters, steps)
                 counts.add_(1)
                 update: Any = torch._fused_adamw_
@@ -143,6 +135,3 @@ class AdamW(torch.optim.AdamW):
             for parameter, step in zip(parameters, steps, strict=True):
                 self.state[parameter]["step"] = step
         return counts, steps
-
-
-_hooked_update: Any = torch.optim.Optimizer.profile_hook_step(AdamW._update)
