@@ -123,9 +123,17 @@ class Accelerator:
         return [torch.device(cls.kind, index) for index in indices]
 
     @classmethod
-    def get_device_stats(cls, device: Any) -> dict[str, Any]:
+    def memory(cls, device: Any) -> dict[str, int]:
+        """Returns the bytes in live tensors, those that this process holds, and all there are; {} on the CPU.
+
+        The host keeps them: nothing waits for the device.
+        """
+        return {}
+
+    @classmethod
+    def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
         """Returns figures of a device and of the machine: `_bytes` are bytes, `_percent` go from 0 to 100."""
-        raise NotImplementedError
+        return {**cls.memory(device), **host_stats()}
 
     @classmethod
     def setup(cls, trainer: Any) -> None:
