@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mps_trainer import DeviceUnavailableError, MPSAccelerator, gather_facts
-from mps_trainer.devices import ACCELERATORS, CPUAccelerator, CUDAAccelerator, XPUAccelerator
+from mps_trainer.devices.accelerators import ACCELERATORS, CPUAccelerator, CUDAAccelerator, XPUAccelerator
 from tests.conftest import refusal
 from tests.devices.machines import CUDA_1, MACHINES, XPU_2, mac, pc
 

@@ -207,13 +207,9 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
             f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
             name="virtual-mac",
         )
-    cause = f"torch reports MPS, but an allocation on it failed ({error})"
-    if facts.virtual_machine is False:
-        remedy = "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
-    else:
-        cause += ", as it does on some virtual Macs"
-        remedy = (
-            "train on a real Apple-silicon Mac; if this is one, free some of its memory and "
-            "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
-        )
-    return Obstacle(cause, remedy, True, "failed-allocation")
+    return Obstacle(
+        f"torch reports MPS, but an allocation on it failed ({error})",
+        "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+        True,
+        "failed-allocation",
+    )
