@@ -95,7 +95,7 @@ def trains_on(facts: MachineFacts) -> str | None:
 def _torch(facts: MachineFacts) -> Iterator[Finding]:
     if facts.system != "Darwin" and facts.torch_version is None:
         obstacle = torch_missing(facts)
-        yield Finding("torch", ERROR, obstacle.cause, obstacle.remedy)
+        yield Finding("torch", ERROR, obstacle.why, obstacle.remedy)
     if facts.system == "Darwin":
         yield from _mac_gpu(facts)
     version = parse_version(facts.torch_version)
@@ -114,7 +114,7 @@ def _mac_gpu(facts: MachineFacts) -> Iterator[Finding]:
         severity = ERROR  # on an Intel Mac there is no torch to install that would do
     if obstacle is not None:
         intel = f", and this package needs {dotted(MINIMUM_TORCH)}" if obstacle.name == "intel-mac" else ""
-        yield Finding(obstacle.name, severity, obstacle.cause + intel, obstacle.remedy, device="mps")
+        yield Finding(obstacle.name, severity, obstacle.why + intel, obstacle.remedy, device="mps")
 
 
 def _newer_torch(facts: MachineFacts, least: tuple[int, ...] = MINIMUM_TORCH) -> str:
@@ -179,7 +179,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
         obstacle = accelerator.why_not(facts)
         if issubclass(accelerator, GPUAccelerator) and obstacle is not None and obstacle.name == kind:
             severity = ERROR if obstacle.repairable else WARNING
-            yield Finding(kind, severity, obstacle.cause, obstacle.remedy, device=kind)
+            yield Finding(kind, severity, obstacle.why, obstacle.remedy, device=kind)
     value = facts.environment.get("ACCELERATE_USE_CPU")
     idle = next((kind for kind, each in ACCELERATORS.items() if each.why_not(facts) is None), "cpu")
     if is_true(value) and idle != "cpu":

@@ -26,7 +26,7 @@ def test_an_obstacle_is_a_clause_with_a_remedy(kind, machine):
         assert kind.count(facts) > 0
         return
     assert (kind.precisions(facts), kind.count(facts)) == ((), 0)
-    for clause in (obstacle.cause, obstacle.remedy):
+    for clause in (obstacle.why, obstacle.remedy):
         assert clause
         assert clause[-1] not in ".;,"
         assert "\n" not in clause

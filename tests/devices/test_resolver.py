@@ -127,7 +127,7 @@ def test_gpu_without_any_names_all_three_causes(machine):
     said = refused(MACHINES[machine], accelerator="gpu")
     for gpu in ("mps", "cuda", "xpu"):
         obstacle = ACCELERATORS[gpu].why_not(MACHINES[machine])
-        assert f"{gpu}: {obstacle.cause}" in said
+        assert f"{gpu}: {obstacle.why}" in said
         assert f"{gpu}: {obstacle.remedy}" in said
 
 
@@ -215,8 +215,8 @@ def test_a_run_says_why_the_gpu_stays_idle_and_what_to_do(machine, monkeypatch, 
     obstacle = ACCELERATORS["mps"].why_not(MACHINES[machine])
     (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     remedy = obstacle.remedy[0].upper() + obstacle.remedy[1:]
-    assert said == f"Training on cpu, not mps: {obstacle.cause}. {remedy}."
-    assert (mps.why, mps.remedy, mps.repairable) == (obstacle.cause, obstacle.remedy, True)
+    assert said == f"Training on cpu, not mps: {obstacle.why}. {remedy}."
+    assert (mps.why, mps.remedy, mps.repairable) == (obstacle.why, obstacle.remedy, True)
 
 
 def test_a_gpu_that_is_not_wanted_or_not_there_stays_idle_silently():

@@ -23,10 +23,11 @@ class Obstacle:
     """The cause that keeps a machine from using an accelerator, and the remedy.
 
     Both are clauses without a capital or a full stop, so that they fit into a sentence. `repairable` says that the
-    hardware is in this machine and software stands in its way. `name` is that of the doctor's finding about it.
+    hardware is in this machine and software stands in its way. `name` is that of the doctor's finding about it, and in
+    a `Decision` that of the device.
     """
 
-    cause: str
+    why: str
     remedy: str
     repairable: bool = False
     name: str = ""
