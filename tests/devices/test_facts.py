@@ -226,11 +226,9 @@ def asked(name):
     return probe
 
 
-REPORT_PROBES = "sysctl_text physical_memory version_of free_bytes names_in cpuinfo recommended_bytes mlx_backends"
-
-
 def test_a_run_does_not_ask_what_only_a_report_wants():
-    facts = gathered(mac_probes(**{name: asked(name) for name in REPORT_PROBES.split()}), {})
+    names = "sysctl_text physical_memory version_of free_bytes names_in cpuinfo recommended_bytes mlx_backends"
+    facts = gathered(mac_probes(**{name: asked(name) for name in names.split()}), {})
     assert (facts.chip, facts.memory_bytes, facts.cache_free_bytes, facts.packages) == (None, None, None, {})
 
 
