@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -172,22 +173,20 @@ def read_devices(devices: Devices) -> int | str | list[int]:
     if devices is None or devices == "auto":
         return "auto"
     value: Any = devices
-    if isinstance(value, str):
-        try:
+    with contextlib.suppress(ValueError):  # a text without numbers stays one
+        if isinstance(value, str):
             numbers = [int(part) for part in value.split(",") if part.strip()]
-        except ValueError:
-            raise unreadable(devices) from None
-        value = numbers if "," in value else next(iter(numbers), 0)
-    if isinstance(value, (list, tuple)):
-        indices = list(value)
-        if any(not isinstance(index, int) or isinstance(index, bool) or index < 0 for index in indices):
-            raise unreadable(devices)
-        if len(set(indices)) < len(indices):
-            raise MisconfigurationException(f"devices={devices!r} names a device twice. Name each device once.")
-        return indices
-    if not isinstance(value, int) or isinstance(value, bool) or value < -1:
-        raise unreadable(devices)
-    return value
+            value = numbers if "," in value else next(iter(numbers), 0)
+    is_list = isinstance(value, (list, tuple))
+    indices = list(value) if is_list else [value]
+    if any(type(each) is not int or each < (0 if is_list else -1) for each in indices):
+        raise MisconfigurationException(
+            f"devices={devices!r} was not understood. Accepted are 'auto', a number such as 1, -1 for all devices, "
+            f"and a list of indices such as [0]."
+        )
+    if len(set(indices)) < len(indices):
+        raise MisconfigurationException(f"devices={devices!r} names a device twice. Name each device once.")
+    return indices if is_list else value
 
 
 def torch_missing(facts: MachineFacts) -> Obstacle:
@@ -233,13 +232,6 @@ def no_devices(kind: str, devices: Devices) -> MisconfigurationException:
     instead = "" if kind == "cpu" else ", or take accelerator='cpu' to train on the CPU"
     return MisconfigurationException(
         f"devices={devices!r} asks for no device at all on {kind}. Leave devices at 'auto'{instead}."
-    )
-
-
-def unreadable(devices: Devices) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"devices={devices!r} was not understood. Accepted are 'auto', a number such as 1, -1 for all devices, "
-        f"and a list of indices such as [0]."
     )
 
 
