@@ -239,7 +239,11 @@ def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> 
     processes = facts.world_size or 1
     local_size = processes if facts.local_world_size is None else min(facts.local_world_size, processes)
     if not one_each and len(wanted) != local_size:
-        raise _wrong_number(chosen, devices, len(wanted), local_size)
+        raise MisconfigurationException(
+            f"devices={devices!r} asks for {counted(len(wanted), 'device')} on {chosen.kind}, one for each process, "
+            f"but {counted(local_size, 'process', 'processes')} started on this machine. Start as many: "
+            f"torchrun --nproc_per_node {len(wanted)} SCRIPT, or ask for devices=1."
+        )
     if not chosen.indexed:
         return None
     rank = facts.local_rank or 0
@@ -255,20 +259,6 @@ def _at_most(count: int, facts: MachineFacts) -> str:
     if not facts.slurm:
         return f"torchrun --nproc_per_node {count}"
     return f"srun --ntasks-per-node={count}, or show each all GPUs of its node: --gpus-per-node, not --gpus-per-task"
-
-
-def _wrong_number(
-    chosen: type[Accelerator], devices: Devices, wanted: int, local_size: int
-) -> MisconfigurationException:
-    units = counted(wanted, "process", "processes") if chosen.kind == "cpu" else counted(wanted, "device")
-    if local_size == 1:
-        started = "one process was started, which trains on one device"
-    else:
-        started = f"the launcher started {local_size} processes on this machine, each of which trains on one device"
-    return MisconfigurationException(
-        f"devices={devices!r} asks for {units} on {chosen.kind}, and {started}. Start one process for each: "
-        f"torchrun --nproc_per_node {wanted} SCRIPT, or ask for devices=1."
-    )
 
 
 def _idle_mac(choice: _Choice, facts: MachineFacts) -> str | None:
