@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..devices.facts import process_number
+from ..devices.launchers import process_number
 from ..errors import MisconfigurationException
 from .choices import IntervalStrategy
 from .fields import Accepts, Declaration, Deprecated, NotSupported, option

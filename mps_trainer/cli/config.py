@@ -134,7 +134,7 @@ def ask_settings(facts: MachineFacts, proposed: Settings) -> Settings:
 def _obstacle(name: str, value: Any, kind: str, facts: MachineFacts) -> str | None:
     """Returns why a valid value cannot be used on this machine, with training on a device of this kind; or None."""
     if name == "device" and value != "auto" and (found := ACCELERATORS[value].why_not(facts)) is not None:
-        return f"{value} cannot run here: {found.cause}. To fix it: {found.remedy}."
+        return f"{value} cannot run here: {found.why}. To fix it: {found.remedy}."
     if name == "mixed_precision":
         able = [each for each in PRECISIONS if each == "no" or each in ACCELERATORS[kind].precisions(facts)]
         if value not in able:

@@ -7,7 +7,7 @@ import json
 import shutil
 from typing import Any
 
-from ..devices.facts import MachineFacts, gather_all_facts
+from ..devices.facts import MachineFacts, for_a_report, gather_facts
 from ..devices.findings import ERROR, decide, findings
 from ..devices.recorded import WRITER, read_facts
 from ..utils.refusal import WRONG_INPUT
@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the screen or the JSON; returns 1 if a problem can be fixed, else 0."""
     if arguments.facts is None:
-        facts, source = gather_all_facts(), ""
+        facts, source = for_a_report(gather_facts()), ""
     else:
         arguments.failure = WRONG_INPUT  # from here on, the file is at fault
         facts, source = read_facts(arguments.facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..devices.facts import PACKAGES, MachineFacts, gather_all_facts
+from ..devices.facts import PACKAGES, MachineFacts, for_a_report, gather_facts
 from ..devices.findings import decide, findings
 from ..utils.text import as_line, format_bytes
 from ..version import __version__
@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the list; returns 0."""
-    print(listing(gather_all_facts()))
+    print(listing(for_a_report(gather_facts())))
     return 0
 
 

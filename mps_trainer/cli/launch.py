@@ -8,8 +8,7 @@ import sys
 from typing import Any
 
 from ..devices import gather_facts
-from ..devices.facts import LAUNCHER_INTEGERS
-from ..devices.slurm import TASKS
+from ..devices.launchers import LAUNCHER_INTEGERS, SLURM_TASKS
 from ..errors import MisconfigurationException
 from ..launching.config_file import in_force
 from ..launching.hosts import run_on_hosts
@@ -90,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{source}: {count} processes and --hosts, which starts one on each machine. Leave one of both out."
         )
     if count > 1 or settings["device"] not in ("auto", "cpu"):  # else torch is not imported
-        unlaunched = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
+        unlaunched = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, SLURM_TASKS)}
         check_machine(settings, gather_facts(environ=unlaunched), source)
     script = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
     command = [sys.executable, *script]

@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from .accelerators import (
-    ACCELERATORS,
-    Accelerator,
-    CPUAccelerator,
-    CUDAAccelerator,
-    MPSAccelerator,
-    Obstacle,
-    XPUAccelerator,
-)
+from .accelerators import ACCELERATORS, MPSAccelerator
 from .facts import MachineFacts, gather_facts
-from .resolver import Decision, DeviceRequest, Rejected, resolve
+from .resolver import Decision, DeviceRequest, resolve
 
-__all__ = [
-    "ACCELERATORS",
-    "Accelerator",
-    "CPUAccelerator",
-    "CUDAAccelerator",
-    "Decision",
-    "DeviceRequest",
-    "MPSAccelerator",
-    "MachineFacts",
-    "Obstacle",
-    "Rejected",
-    "XPUAccelerator",
-    "gather_facts",
-    "resolve",
-]
+__all__ = ["ACCELERATORS", "Decision", "DeviceRequest", "MPSAccelerator", "MachineFacts", "gather_facts", "resolve"]

@@ -12,14 +12,13 @@ import platform
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import MisconfigurationException
 from ..utils.text import first_line
-from .mlx_launch import mlx_launch_facts
-from .probes import FALLBACK, Probes, switched_on, sysctl_text, unreadable_switch
-from .slurm import slurm_facts
+from . import probes
+from .launchers import launcher_facts
+from .probes import FALLBACK, switched_on, unreadable_switch
 from .watermarks import settle_low
 
 # The variables that change where or how a run trains.
@@ -40,16 +39,6 @@ PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", 
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 has the first two, arm64 the last
 CHIP = "machdep.cpu.brand_string"  # the sysctl with the name of a Mac's chip
-
-# Set by torchrun for every process it starts; each with the smallest value that makes sense.
-LAUNCHER_INTEGERS = {
-    "WORLD_SIZE": 1,
-    "RANK": 0,
-    "LOCAL_RANK": 0,
-    "LOCAL_WORLD_SIZE": 1,
-    "MASTER_PORT": 0,
-    "TORCHELASTIC_RESTART_COUNT": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ class MachineFacts:
     mlx_launch: bool = False  # mlx.launch has started the processes, and the numbers above are from its variables
     mlx: bool = False  # MLX is installed, over which several processes on mps exchange gradients; one does not ask
 
-    # Only a report wants these: gather_all_facts() fills them in, gather_facts() leaves them unknown.
+    # Only a report wants these: for_a_report() fills them in, gather_facts() leaves them unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"
     cpu_bfloat16: bool | None = None  # the processor has instructions for bfloat16; Linux only
     model: str | None = None  # macOS only (hw.model): "Mac15,6"
@@ -125,31 +114,26 @@ class MachineFacts:
 
 def macos() -> str | None:
     """Returns the version of macOS; None on any other system."""
-    return macos_version(platform.mac_ver()[0], platform.release()) if platform.system() == "Darwin" else None
+    return macos_version(probes.mac_version(), probes.release()) if probes.system() == "Darwin" else None
 
 
 def apple_chip() -> str | None:
     """Returns the name of a Mac's chip, such as "Apple M2 Pro"; None on any other system."""
-    return sysctl_text(CHIP) if platform.system() == "Darwin" else None
+    return probes.sysctl_text(CHIP) if probes.system() == "Darwin" else None
 
 
-def cpu_bfloat16(probes: Probes | None = None) -> bool | None:
+def cpu_bfloat16() -> bool | None:
     """Returns True if the processor has instructions that multiply bfloat16; None where the system does not say.
 
     None also for arm64 without them, where nothing was measured.
     """
-    probes = probes or Probes()
     flags = probes.cpuinfo("flags", "Features") if probes.system() == "Linux" else None
     if flags is None:
         return None
     return not _BFLOAT16_FLAGS.isdisjoint(flags.split()) or (None if "asimd" in flags else False)
 
 
-def gather_facts(
-    probes: Probes | None = None,
-    environ: MutableMapping[str, str] | None = None,
-    memory_limit: float | None = None,
-) -> MachineFacts:
+def gather_facts(environ: MutableMapping[str, str] | None = None, memory_limit: float | None = None) -> MachineFacts:
     """Asks this machine and this process everything that the choice of a device depends on.
 
     Imports torch, and makes one tensor on the mps device where torch reports one. A torch that is missing or broken is
@@ -161,17 +145,16 @@ def gather_facts(
     Args:
         memory_limit: the share of the recommended maximum to which memory will be limited; None for torch's own.
 
-    Raises MisconfigurationException for a wrong value of one of torchrun's variables, or srun's.
+    Raises MisconfigurationException for a wrong value of one of a launcher's variables.
     """
-    probes = probes or Probes()
     environ = os.environ if environ is None else environ
-    launcher = _launcher_facts(environ)
-    platform_facts = _platform_facts(probes)
+    launcher = launcher_facts(environ)
+    platform_facts, is_mac = _platform_facts(), probes.system() == "Darwin"
     launcher["mlx"] = (launcher["world_size"] or 1) > 1 and probes.version_of("mlx") is not None
     environment = {name: environ[name] for name in RECORDED_VARIABLES if name in environ}
-    if platform_facts["system"] == "Darwin":
+    if is_mac:
         settle_low(environ, memory_limit)
-    torch_facts = _torch_facts(probes)
+    torch_facts = _torch_facts(environ.get(FALLBACK) if is_mac else None)
     return MachineFacts(
         **platform_facts,
         **torch_facts,
@@ -184,33 +167,22 @@ def gather_facts(
     )
 
 
-def gather_all_facts(probes: Probes | None = None, environ: MutableMapping[str, str] | None = None) -> MachineFacts:
-    """Returns `gather_facts()` and the facts for a report: chip, memory, disk, versions of packages.
+def for_a_report(facts: MachineFacts) -> MachineFacts:
+    """Returns `facts`, gathered on this machine, and those for a report: chip, memory, disk, versions of packages.
 
-    The user's home folder is ~ in every text, because a report is shown to others. torch is not imported with a value
-    of its fallback switch with which it fails to load: it ends the process.
+    The user's home folder is ~ in every text, because a report is shown to others.
     """
-    probes = probes or Probes()
-    environ = os.environ if environ is None else environ
-    if probes.system() == "Darwin" and unreadable_switch(environ.get(FALLBACK)):
-        probes = replace(probes, import_torch=_refuse_to_load)
-    return for_a_report(gather_facts(probes, environ), probes)
-
-
-def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFacts:
-    """Returns `facts`, gathered on this machine, with `gather_all_facts()`'s facts for a report added."""
     from ..utils.home import cache_folder
 
-    probes = probes or Probes()
     mac, linux = facts.system == "Darwin", facts.system == "Linux"
     versions = {package: probes.version_of(package) for package in PACKAGES}
     folder = None if (cache := cache_folder()) is None else str(cache)
     values = {
         **vars(facts),
         "chip": probes.sysctl_text(CHIP) if mac else probes.cpuinfo("model name") if linux else None,
-        "cpu_bfloat16": cpu_bfloat16(probes),
+        "cpu_bfloat16": cpu_bfloat16(),
         "model": probes.sysctl_text("hw.model") if mac else None,
-        "memory_bytes": probes.memory(),
+        "memory_bytes": probes.physical_memory(),
         "recommended_bytes": probes.recommended_bytes() if facts.mps_allocation_ok else None,
         "mlx_backends": probes.mlx_backends() if mac and versions["mlx"] is not None else None,
         "conda": "conda-meta" in probes.names_in(sys.prefix),
@@ -224,10 +196,6 @@ def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFa
     return MachineFacts(**{name: without_home(value) for name, value in values.items()})
 
 
-def _refuse_to_load() -> Any:
-    raise ValueError(f"it takes a whole number for {FALLBACK}")
-
-
 def without_home(value: Any) -> Any:
     """Returns a text, or a dictionary of texts, with ~ for the home folder; other values as they are."""
     home = os.path.expanduser("~").rstrip("/\\")
@@ -238,15 +206,15 @@ def without_home(value: Any) -> Any:
     return re.sub(re.escape(home) + r"(?![\w.-])", "~", value)
 
 
-def _platform_facts(probes: Probes) -> dict[str, Any]:
+def _platform_facts() -> dict[str, Any]:
     facts: dict[str, Any] = {"system": probes.system(), "machine": probes.machine(), "os_version": probes.release()}
     if facts["system"] == "Linux":
         facts["intel_gpus"] = probes.intel_gpus()
     if facts["system"] == "Darwin":
         facts["os_version"] = macos_version(probes.mac_version(), probes.release())
         # platform.processor() says i386 and platform.machine() x86_64 under Rosetta, as on an Intel Mac; this differs.
-        facts["rosetta"] = probes.sysctl("sysctl.proc_translated") == 1
-        virtual = probes.sysctl("kern.hv_vmm_present")
+        facts["rosetta"] = probes.sysctl_int("sysctl.proc_translated") == 1
+        virtual = probes.sysctl_int("kern.hv_vmm_present")
         facts["virtual_machine"] = None if virtual is None else virtual == 1
     return facts
 
@@ -270,8 +238,10 @@ def macos_version(reported: str, darwin_release: str) -> str:
     return f"{major}.{max(minor - 1, 0)}" if darwin <= 22 else f"{major}.{minor}"
 
 
-def _torch_facts(probes: Probes) -> dict[str, Any]:
+def _torch_facts(switch: str | None) -> dict[str, Any]:
     try:
+        if "torch" not in sys.modules and unreadable_switch(switch):  # loading torch would end the process
+            raise ValueError(f"it takes a whole number for {FALLBACK}")
         torch = probes.import_torch()
         version = str(torch.__version__)
     except Exception as error:  # a broken installation raises OSError, AttributeError and worse
@@ -299,54 +269,6 @@ def _mps_facts(torch: Any) -> dict[str, Any]:
         except Exception as error:
             facts["mps_allocation_error"] = first_line(error)
     return facts
-
-
-def process_number() -> int:
-    """Returns the rank of this process, from 0, before torch is loaded; 0 where the variables are wrong."""
-    try:
-        return _launcher_facts(os.environ)["rank"] or 0
-    except MisconfigurationException:
-        return 0
-
-
-def _launcher_facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        name.lower(): _launcher_integer(environ, name, smallest) for name, smallest in LAUNCHER_INTEGERS.items()
-    }
-    facts["master_addr"] = environ.get("MASTER_ADDR")
-    _check_rank(facts, "RANK", "WORLD_SIZE")
-    _check_rank(facts, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if facts["rank"] is None:
-        step = slurm_facts(environ) or mlx_launch_facts(environ)
-        # WORLD_SIZE of another number than the launcher's is meant for something else, and 1 for a process of its own.
-        if step and facts["world_size"] in (None, step["world_size"]):
-            facts.update(step)
-    return facts
-
-
-def _launcher_integer(environ: Mapping[str, str], name: str, smallest: int) -> int | None:
-    text = environ.get(name)
-    if text is None:
-        return None
-    try:
-        value = int(text)
-    except ValueError:
-        value = smallest - 1
-    if value < smallest:
-        raise MisconfigurationException(
-            f"The environment variable {name} is {text!r}, which is not a whole number of at least {smallest}. "
-            f"torchrun sets it for the processes it starts; unset it to train in one process, or start with torchrun."
-        )
-    return value
-
-
-def _check_rank(facts: Mapping[str, Any], rank: str, size: str) -> None:
-    number, count = facts[rank.lower()], facts[size.lower()]
-    if number is not None and count is not None and number >= count:
-        raise MisconfigurationException(
-            f"The environment variable {rank} is {number} while {size} is {count}, so this process has no place among "
-            f"the others ({rank} counts from 0). Unset both to train in one process, or start with torchrun."
-        )
 
 
 def parse_version(text: str | None, numbers: int = 2) -> tuple[int, ...]:

@@ -17,8 +17,9 @@ from .accelerators import ACCELERATORS, MPSAccelerator
 from .accelerators.base import torch_missing
 from .accelerators.gpu import GPUAccelerator
 from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
-from .facts import LAUNCHER_INTEGERS, MachineFacts, parse_version
+from .facts import MachineFacts, parse_version
 from .known_faults import SILENT, faults_to_warn_of
+from .launchers import LAUNCHER_INTEGERS
 from .probes import FALLBACK, switched_on
 from .resolver import Decision, DeviceRequest, is_true, resolve
 from .watermarks import HIGH, LOW, MOST, Ratio
@@ -94,7 +95,7 @@ def trains_on(facts: MachineFacts) -> str | None:
 def _torch(facts: MachineFacts) -> Iterator[Finding]:
     if facts.system != "Darwin" and facts.torch_version is None:
         obstacle = torch_missing(facts)
-        yield Finding("torch", ERROR, obstacle.cause, obstacle.remedy)
+        yield Finding("torch", ERROR, obstacle.why, obstacle.remedy)
     if facts.system == "Darwin":
         yield from _mac_gpu(facts)
     version = parse_version(facts.torch_version)
@@ -113,7 +114,7 @@ def _mac_gpu(facts: MachineFacts) -> Iterator[Finding]:
         severity = ERROR  # on an Intel Mac there is no torch to install that would do
     if obstacle is not None:
         intel = f", and this package needs {dotted(MINIMUM_TORCH)}" if obstacle.name == "intel-mac" else ""
-        yield Finding(obstacle.name, severity, obstacle.cause + intel, obstacle.remedy, device="mps")
+        yield Finding(obstacle.name, severity, obstacle.why + intel, obstacle.remedy, device="mps")
 
 
 def _newer_torch(facts: MachineFacts, least: tuple[int, ...] = MINIMUM_TORCH) -> str:
@@ -178,7 +179,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
         obstacle = accelerator.why_not(facts)
         if issubclass(accelerator, GPUAccelerator) and obstacle is not None and obstacle.name == kind:
             severity = ERROR if obstacle.repairable else WARNING
-            yield Finding(kind, severity, obstacle.cause, obstacle.remedy, device=kind)
+            yield Finding(kind, severity, obstacle.why, obstacle.remedy, device=kind)
     value = facts.environment.get("ACCELERATE_USE_CPU")
     idle = next((kind for kind, each in ACCELERATORS.items() if each.why_not(facts) is None), "cpu")
     if is_true(value) and idle != "cpu":

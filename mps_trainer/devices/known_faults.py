@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from .facts import parse_version
 
 Version = tuple[int, ...]
+_NEVER = (1_000_000,)
 
 SILENT = 193571  # the fault by which others are not seen
 # Apple's GPU families 7 and 8.
@@ -54,8 +55,8 @@ class KnownFault:
 
     def concerns(self, torch_version: tuple[int, ...], macos_version: tuple[int, ...], chip: str | None) -> bool:
         return (
-            _within(torch_version, self.torch_from, self.torch_before)
-            and _within(macos_version, self.macos_from, self.macos_before)
+            (self.torch_from or ()) <= torch_version < (self.torch_before or _NEVER)
+            and (self.macos_from or ()) <= macos_version < (self.macos_before or _NEVER)
             and (not self.chips or is_chip(chip, self.chips))
         )
 
@@ -327,7 +328,3 @@ def faults_to_warn_of(
 def is_chip(chip: str | None, names: tuple[str, ...]) -> bool:
     """Returns True if `chip`, such as "Apple M2 Pro", is one of `names`, such as "M2"."""
     return any(f"{chip} ".startswith(f"Apple {name} ") for name in names)
-
-
-def _within(version: tuple[int, ...], first: Version | None, before: Version | None) -> bool:
-    return (first is None or version >= first) and (before is None or version < before)

@@ -1,6 +1,6 @@
-"""Probes this machine with tiny functions, and watches for the import of torch.
+"""Probes this machine with tiny functions, which tests replace, and watches for the import of torch.
 
-Only `facts.py` asks them. `mps_trainer/__init__` imports this file to see torch being loaded, so its top imports the
+`facts.py` asks them. `mps_trainer/__init__` imports this file to see torch being loaded, so its top imports the
 standard library alone.
 """
 
@@ -11,8 +11,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from platform import machine, release, system  # noqa: F401  # facts.py asks them
 from typing import Any
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
@@ -56,6 +55,14 @@ def fallback_when_torch_loaded() -> bool | None:
     return _watch.seen if "torch" in sys.modules else None
 
 
+def mac_version() -> str:
+    return platform.mac_ver()[0]
+
+
+def import_torch() -> Any:
+    return importlib.import_module("torch")
+
+
 def physical_memory() -> int:
     import psutil
 
@@ -90,7 +97,7 @@ def sysctl_text(name: str) -> str | None:
     return None if value is None else value.rstrip(b"\0").decode(errors="replace") or None
 
 
-def _version_of(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     from importlib import metadata
 
     try:
@@ -99,7 +106,7 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def _free_bytes(folder: str) -> int | None:
+def free_bytes(folder: str) -> int | None:
     """Returns the free space where `folder` is or would be made; None where that is unknown."""
     import shutil
 
@@ -111,7 +118,7 @@ def _free_bytes(folder: str) -> int | None:
         return None
 
 
-def _cpuinfo(*names: str) -> str | None:
+def cpuinfo(*names: str) -> str | None:
     """Returns the first value of one of `names` in Linux's list of processors."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -120,7 +127,7 @@ def _cpuinfo(*names: str) -> str | None:
         return None
 
 
-def _intel_gpus(folder: str = "/sys/class/drm") -> int:
+def intel_gpus(folder: str = "/sys/class/drm") -> int:
     """Returns the number of Intel's GPUs that Linux lists in `folder`."""
     from pathlib import Path
 
@@ -131,7 +138,7 @@ def _intel_gpus(folder: str = "/sys/class/drm") -> int:
         return 0
 
 
-def _recommended_bytes() -> int | None:
+def recommended_bytes() -> int | None:
     import torch
 
     try:
@@ -140,7 +147,7 @@ def _recommended_bytes() -> int | None:
         return None
 
 
-def _mlx_backends() -> str | None:
+def mlx_backends() -> str | None:
     """Returns the names of MLX's distributed backends that run here; None if it cannot be loaded."""
     try:
         import mlx.core as mx
@@ -150,30 +157,8 @@ def _mlx_backends() -> str | None:
         return None
 
 
-def _names_in(folder: str) -> list[str]:
+def names_in(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-@dataclass(frozen=True)
-class Probes:
-    """Holds the probes of the machine. Tests replace them."""
-
-    system: Callable[[], str] = platform.system
-    machine: Callable[[], str] = platform.machine
-    release: Callable[[], str] = platform.release
-    mac_version: Callable[[], str] = lambda: platform.mac_ver()[0]
-    sysctl: Callable[[str], int | None] = sysctl_int
-    import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
-    fallback_when_torch_loaded: Callable[[], bool | None] = fallback_when_torch_loaded
-    sysctl_text: Callable[[str], str | None] = sysctl_text
-    memory: Callable[[], int] = physical_memory
-    version_of: Callable[[str], str | None] = _version_of
-    free_bytes: Callable[[str], int | None] = _free_bytes
-    names_in: Callable[[str], list[str]] = _names_in
-    cpuinfo: Callable[..., str | None] = _cpuinfo
-    intel_gpus: Callable[[], int] = _intel_gpus
-    recommended_bytes: Callable[[], int | None] = _recommended_bytes
-    mlx_backends: Callable[[], str | None] = _mlx_backends

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, TypedDict
 
 import msgspec
 
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import MOST_BYTES, read_bytes
+from ..utils.text import shown
 from ..version import __version__
-from .facts import LAUNCHER_INTEGERS, MachineFacts
+from .facts import MachineFacts, parse_version
+from .launchers import LAUNCHER_INTEGERS
 
 WRITER = "mps_trainer"  # the key of the version that wrote the file
 
@@ -29,7 +30,16 @@ def read_facts(path: str) -> tuple[MachineFacts, str]:
     MisconfigurationException for one that is unknown otherwise, for a value of another type, and for a file that
     cannot be read or is none of this.
     """
-    content = _content(path)
+    try:
+        text = read_bytes(path, MOST_BYTES)
+    except OSError as error:
+        raise _refused(path, f"it cannot be read ({error.strerror or type(error).__name__})") from error
+    except ValueError as error:
+        raise _refused(path, str(error)) from error
+    try:
+        content = json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, f"it is not JSON ({error})") from error
     report: Any = content if not isinstance(content, dict) or "facts" in content else {"facts": content}
     try:
         facts = msgspec.convert(report, _Report)["facts"]
@@ -38,40 +48,14 @@ def read_facts(path: str) -> tuple[MachineFacts, str]:
     writer, keys = report.get(WRITER, ""), report["facts"]
     if "system" not in keys:
         raise _refused(path, 'it has no "system", which every machine has')
-    unknown = tuple(name for name in keys if not hasattr(facts, name))
-    if unknown and not _release(writer) > _release(__version__):
-        raise _refused(path, f"it has {_names(unknown)}, which mps_trainer {__version__} does not know")
+    unknown = [name for name in keys if not hasattr(facts, name)]
+    if unknown and not parse_version(writer[:60], 4) > parse_version(__version__, 4):
+        raise _refused(path, f"it has {shown(unknown)}, which mps_trainer {__version__} does not know")
     for name, value in vars(facts).items():
         if type(value) is int and value < (least := LAUNCHER_INTEGERS.get(name.upper(), 0)):
             raise _refused(path, f'its "{name}" is {value}, and should be at least {least}')
     source = f"in {path}" + (f", written by mps_trainer {writer}" if writer else "")
-    return facts, source + (f"; left out, unknown to {__version__}: {_names(unknown)}" if unknown else "")
-
-
-def _content(path: str) -> Any:
-    try:
-        content = read_bytes(path, MOST_BYTES)
-    except FileNotFoundError as error:
-        raise _refused(path, "there is no such file") from error
-    except OSError as error:
-        raise _refused(path, f"it cannot be read ({error.strerror or type(error).__name__})") from error
-    except ValueError as error:
-        raise _refused(path, str(error)) from error
-    try:
-        return json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise _refused(path, f"it is not JSON ({error})") from error
-
-
-def _release(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d{1,6}(\.\d{1,6})*", version, re.ASCII)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-def _names(keys: tuple[str, ...]) -> str:
-    """Returns the first few names, quoted, and how many more there are."""
-    shown = [f'"{key[:60]}"' for key in keys[:5]]
-    return ", ".join(shown) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+    return facts, source + (f"; left out, unknown to {__version__}: {shown(unknown)}" if unknown else "")
 
 
 def _refused(path: str, why: str) -> MisconfigurationException:

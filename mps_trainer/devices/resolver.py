@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceUnavailableError, MisconfigurationException
 from ..utils.text import counted
-from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator
+from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator, Obstacle
 from .accelerators.base import read_devices, torch_missing
 from .facts import FALLBACK, MachineFacts
 
@@ -38,23 +38,13 @@ class DeviceRequest:
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """A rejected candidate with the reason and the remedy."""
-
-    name: str
-    why: str
-    remedy: str
-    repairable: bool = False  # the hardware is there, and software stands in its way
-
-
-@dataclass(frozen=True)
 class Decision:
     """The device of this process and the reasons. `str()` is for people, `to_dict()` for machines."""
 
     type: str  # torch's name: "mps", "cuda", "xpu" or "cpu"
     index: int | None  # None for mps and cpu, which have one device
     reason: str
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[Obstacle, ...] = ()  # one for each other device
     notes: tuple[str, ...] = ()  # the user should know these before training
     idle: str | None = None  # why this Mac's GPU stays idle and what to do, in one line
     world_size: int = 1  # torchrun's numbers as used; one process without it
@@ -171,9 +161,9 @@ def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
     obstacle = ACCELERATORS[asked].why_not(facts)
     if obstacle is not None:
         raise DeviceUnavailableError(
-            f"accelerator={asked!r} was requested, and it cannot run here: {obstacle.cause}. "
+            f"accelerator={asked!r} was requested, and it cannot run here: {obstacle.why}. "
             f"What to do: {obstacle.remedy}.",
-            obstacle.cause,
+            obstacle.why,
             obstacle.remedy,
         )
     reason = f"accelerator={asked!r} asks for it, and it works here"
@@ -216,7 +206,7 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
     if asked == "auto":
         raise _nothing_trains(facts)
     obstacles = {name: ACCELERATORS[name].why_not(facts) for name in names}
-    causes = "; ".join(f"{name}: {obstacle.cause}" for name, obstacle in obstacles.items() if obstacle)
+    causes = "; ".join(f"{name}: {obstacle.why}" for name, obstacle in obstacles.items() if obstacle)
     remedies = "; ".join(f"{name}: {obstacle.remedy}" for name, obstacle in obstacles.items() if obstacle)
     raise DeviceUnavailableError(
         f"accelerator='gpu' was requested, and no GPU can be used here. {causes}. "
@@ -231,15 +221,13 @@ def _nothing_trains(facts: MachineFacts) -> DeviceUnavailableError:
     missing = torch_missing(facts)
     emulated = MPSAccelerator.why_not(facts) if facts.rosetta else None
     remedy = emulated.remedy if emulated else missing.remedy
-    cause = f"{missing.cause}, and {emulated.cause}" if emulated else missing.cause
+    cause = f"{missing.why}, and {emulated.why}" if emulated else missing.why
     return DeviceUnavailableError(f"Nothing can be trained here: {cause}. What to do: {remedy}.", cause, remedy)
 
 
-def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
-    obstacle = ACCELERATORS[name].why_not(facts)
-    if obstacle is None:
-        return Rejected(name, f"available, but {choice.others}", f"{choice.condition}accelerator={name!r} chooses it")
-    return Rejected(name, obstacle.cause, obstacle.remedy, obstacle.repairable)
+def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Obstacle:
+    passed_over = Obstacle(f"available, but {choice.others}", f"{choice.condition}accelerator={name!r} chooses it")
+    return dataclasses.replace(ACCELERATORS[name].why_not(facts) or passed_over, name=name)
 
 
 def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> int | None:
@@ -251,7 +239,11 @@ def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> 
     processes = facts.world_size or 1
     local_size = processes if facts.local_world_size is None else min(facts.local_world_size, processes)
     if not one_each and len(wanted) != local_size:
-        raise _wrong_number(chosen, devices, len(wanted), local_size)
+        raise MisconfigurationException(
+            f"devices={devices!r} asks for {counted(len(wanted), 'device')} on {chosen.kind}, one for each process, "
+            f"but {counted(local_size, 'process', 'processes')} started on this machine. Start as many: "
+            f"torchrun --nproc_per_node {len(wanted)} SCRIPT, or ask for devices=1."
+        )
     if not chosen.indexed:
         return None
     rank = facts.local_rank or 0
@@ -269,26 +261,12 @@ def _at_most(count: int, facts: MachineFacts) -> str:
     return f"srun --ntasks-per-node={count}, or show each all GPUs of its node: --gpus-per-node, not --gpus-per-task"
 
 
-def _wrong_number(
-    chosen: type[Accelerator], devices: Devices, wanted: int, local_size: int
-) -> MisconfigurationException:
-    units = counted(wanted, "process", "processes") if chosen.kind == "cpu" else counted(wanted, "device")
-    if local_size == 1:
-        started = "one process was started, which trains on one device"
-    else:
-        started = f"the launcher started {local_size} processes on this machine, each of which trains on one device"
-    return MisconfigurationException(
-        f"devices={devices!r} asks for {units} on {chosen.kind}, and {started}. Start one process for each: "
-        f"torchrun --nproc_per_node {wanted} SCRIPT, or ask for devices=1."
-    )
-
-
 def _idle_mac(choice: _Choice, facts: MachineFacts) -> str | None:
     obstacle = MPSAccelerator.why_not(facts)
     if choice.name != "cpu" or not choice.by_order or obstacle is None or not obstacle.repairable:
         return None
     remedy = obstacle.remedy[0].upper() + obstacle.remedy[1:]
-    return f"Training on cpu, not mps: {obstacle.cause}. {remedy}."
+    return f"Training on cpu, not mps: {obstacle.why}. {remedy}."
 
 
 def _notes(choice: _Choice, facts: MachineFacts) -> tuple[str, ...]:

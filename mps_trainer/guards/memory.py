@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from ..devices import ACCELERATORS
 from ..devices.watermarks import HIGH, memory_limit
 from ..utils.nested import plain_tensors_in
 from ..utils.text import format_bytes
@@ -55,24 +55,17 @@ def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> M
     parameters = [p for p in model.parameters() if not is_lazy(p)] if model is not None else []
     buffers = [b for b in model.buffers() if not is_lazy(b)] if model is not None else []
     state = getattr(optimizer, "state", None)
+    totals = ACCELERATORS[device.type].memory(device) if device.type in ACCELERATORS else {}
+    live, driver, recommended = totals.values() or (None, None, None)
     return MemoryTable(
         str(device),
-        *_totals(device),
+        live,
+        driver,
+        recommended,
         model=_held([*parameters, *buffers], device),
         gradients=_held([p.grad for p in parameters], device),
         optimizer=_held(state, device),
     )
-
-
-def _totals(device: torch.device) -> tuple[int | None, int | None, int | None]:
-    if device.type == "mps":
-        live, driver = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-        return live, driver, torch.mps.recommended_max_memory()
-    module: Any = getattr(torch, device.type, None)
-    with contextlib.suppress(AttributeError, RuntimeError, AssertionError):
-        total = module.get_device_properties(device).total_memory
-        return module.memory_allocated(device), module.memory_reserved(device), total
-    return None, None, None
 
 
 def _held(value: Any, device: torch.device) -> int:
@@ -155,8 +148,7 @@ def release_buffers(device: torch.device) -> None:
 
 def free_unused(device: torch.device) -> None:
     """Releases memory without tensors to the system, on mps with all compiled graphs."""
-    if callable(empty_cache := getattr(getattr(torch, device.type, None), "empty_cache", None)):
-        empty_cache()
+    ACCELERATORS[device.type].teardown()
 
 
 def free_deleted(device: torch.device, model: Any, optimizer: Any) -> None:

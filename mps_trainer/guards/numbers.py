@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # Steps in a row that overflow before it counts under a gradient scaler. The scale begins at 2**16 and is halved at
@@ -42,22 +42,18 @@ class NumberWatch:
         self.steps = 0  # they have had such a number since the last take()
         self._overflows = 0  # in a row
 
-    def look(
-        self,
-        losses: Sequence[float],
-        loss_steps: Sequence[int],
-        norms: Sequence[float] = (),
-        norm_steps: Sequence[int] = (),
-        rates: Sequence[float | None] = (),
-    ) -> None:
-        """Checks the losses of batches and the norms of updates, each with the number of updates before it."""
-        if not self._overflows and all(map(math.isfinite, losses)) and all(map(math.isfinite, norms)):
-            return
+    def look(self, losses: Iterable[tuple[float, int]], norms: Iterable[tuple[float, int, float | None]]) -> None:
+        """Checks losses of batches and norms of updates.
+
+        Each comes with the number of updates before it, a norm also with the learning rate.
+        """
         bad: dict[int, tuple[str, float]] = {}
-        for value, step in zip(losses, loss_steps, strict=True):
+        rates: dict[int, float | None] = {}
+        for value, step in losses:
             if not math.isfinite(value):
                 bad.setdefault(step, ("loss", value))
-        for value, step in zip(norms, norm_steps, strict=True):
+        for value, step, rate in norms:
+            rates[step] = rate
             self._overflows = 0 if math.isfinite(value) else self._overflows + 1
             if self._overflows and (not self.scaled or self._overflows >= OVERFLOWS):
                 bad.setdefault(step, ("gradient norm", value))
@@ -65,7 +61,7 @@ class NumberWatch:
             self.steps += len(bad)
             if self.first is None:
                 step = min(bad)
-                self.first = NonFinite(*bad[step], step, dict(zip(norm_steps, rates, strict=True)).get(step))
+                self.first = NonFinite(*bad[step], step, rates.get(step))
 
     def take(self) -> tuple[NonFinite | None, int]:
         """Returns the first since the last call, and the number of steps with such a number since then."""

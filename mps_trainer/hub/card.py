@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.columns import name_parts
-from ..devices.facts import MachineFacts, gather_all_facts
+from ..devices.facts import MachineFacts, for_a_report, gather_facts
 from ..distributed.sharded import class_of, is_sharded
 from ..utils.text import choice_text, format_bytes
 from ..version import __version__
@@ -126,7 +126,7 @@ def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]
     Args:
         data: the table that `data_table` returns.
     """
-    facts = gather_all_facts()
+    facts = for_a_report(gather_facts())
     if data:
         card = card.replace(f"{_DATA}More information needed\n", f"{_DATA}{data}\n")
     before, _, versions = card.partition(_VERSIONS)

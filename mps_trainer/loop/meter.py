@@ -89,7 +89,7 @@ class LossMeter:
         if isinstance(norm, torch.Tensor):
             self._norms.add(norm, step, rate)
         elif norm is not None:
-            self.watch.look((), (), (float(norm),), (step,), (rate,))
+            self.watch.look((), [(float(norm), step, rate)])
 
     def read_norm(self, norm: torch.Tensor | float | None, step: int) -> float | None:
         """Returns the gradient norm of an update before its step. The same sync reads its losses."""
@@ -168,7 +168,7 @@ class LossMeter:
                     self._sum += self._sum / np.float32(1 + step - self.last_read_step)
                 else:
                     self._sum += np.float32(number)
-        self.watch.look(read, losses.steps, of_norms, norms.steps, norms.rates)
+        self.watch.look(zip(read, losses.steps, strict=True), zip(of_norms, norms.steps, norms.rates, strict=True))
         return grad_norm  # type: ignore[return-value]
 
 

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from ..devices.mlx_launch import RANK
-from ..devices.slurm import TASKS
+from ..devices.launchers import MLX_RANK, SLURM_TASKS
 from ..guards.signals import SignalHandler, how_to_go_on
 from ..launching.settings import COMMAND
 from .run_state import RunState
@@ -134,9 +133,9 @@ class PreemptionHandler:
         is_torchrun = "RANK" in os.environ
         if size == 1 or (words[:1] == ["launch"] and is_torchrun):  # launch has started the others, as torchrun does
             return [python, *one]
-        if RANK in os.environ and not is_torchrun:
+        if MLX_RANK in os.environ and not is_torchrun:
             return ["mlx.launch", *(["--hostfile", "..."] if machines > 1 else ["-n", str(size)]), "--", python, *one]
-        if TASKS in os.environ and not is_torchrun:
+        if SLURM_TASKS in os.environ and not is_torchrun:
             return ["srun", "--nodes", str(machines), "--ntasks", str(size), python, *one]
         several = ["--nnodes", str(machines), "--node_rank", "..."] if machines > 1 else []
         return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines), *one]

@@ -18,18 +18,17 @@ from ..devices.accelerators import ACCELERATORS
 
 _JOINED = 2**24  # elements: gradients are joined in pieces of at most this, one at a time, to save memory
 _ALONE = 2**22  # elements from which on a gradient is not worth copying
-JOINED_ON_CPU = 2**16  # elements in all, up to which a copy is faster on the CPU than a kernel for each gradient
+JOINED_ON = "mps"  # there a kernel costs more than a copy
 
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns the 2-norm of all `gradients`, on their device and in their format, as torch's get_total_norm does.
 
-    Where a kernel costs more than a copy, small gradients are joined first.
+    On mps, small gradients are joined first.
     """
     kinds = {(gradient.device.type, gradient.dtype, gradient.layout) for gradient in gradients}
     devices = {device for device, _, layout in kinds if layout == torch.strided}
-    few = devices == {"cpu"} and sum(gradient.numel() for gradient in gradients) <= JOINED_ON_CPU
-    if len(kinds) != 1 or not (few or devices == {"mps"}):
+    if len(kinds) != 1 or devices != {JOINED_ON}:
         return torch.nn.utils.get_total_norm(gradients)
     norms: list[torch.Tensor] = []
     joined: list[torch.Tensor] = []
@@ -88,15 +87,9 @@ class AdamW(torch.optim.AdamW):
             or torch_optimizer._global_optimizer_post_hooks
         )
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes one update, as torch's step does. Returns the value of `closure`."""
-        is_hooked = self.is_watched() or torch.autograd._profiler_enabled()
-        return (_hooked_update if is_hooked else AdamW._update)(self, closure)
-
-    step.hooked = True  # type: ignore[attr-defined] # torch's wrapper takes a tenth of a small step
-
-    @torch.no_grad()
-    def _update(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -109,10 +102,8 @@ class AdamW(torch.optim.AdamW):
             torch.optim.Adam._init_group(self, group, *lists)  # AdamW of torch 2.6 has one with other arguments
             if not lists[0]:
                 continue
-            alike: Any = [(lists, None)]
-            if len({(each.device, each.dtype) for each in lists[0]}) > 1:  # a kernel takes parameters of one kind
-                alike = self._group_tensors_by_device_and_dtype(lists).values()
-            for (parameters, *others, steps), _ in alike:
+            alike: Any = self._group_tensors_by_device_and_dtype(lists)  # a kernel takes parameters of one kind
+            for (parameters, *others, steps), _ in alike.values():
                 counts, steps = self._join(parameters, steps)
                 counts.add_(1)
                 update: Any = torch._fused_adamw_
@@ -143,6 +134,3 @@ class AdamW(torch.optim.AdamW):
             for parameter, step in zip(parameters, steps, strict=True):
                 self.state[parameter]["step"] = step
         return counts, steps
-
-
-_hooked_update: Any = torch.optim.Optimizer.profile_hook_step(AdamW._update)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..devices.facts import process_number
+from ..devices.launchers import process_number
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..utils.refusal import FAILED, INTERRUPTED, refuse
 from ..utils.terminal import lost_output_ignored, on_terminal

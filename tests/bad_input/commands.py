@@ -27,7 +27,7 @@ def config(name, words, says, files=SCRIPT):
 
 COMMANDS = [
     command("doctor among no number of processes", "doctor", "WORLD_SIZE is", environ={"WORLD_SIZE": "two"}, status=1),
-    command("doctor of no file", "doctor --facts gone.json", "--facts gone.json: there is no such file"),
+    command("doctor of no file", "doctor --facts gone.json", "--facts gone.json: it cannot be read (No such file"),
     command("selftest with a report in no folder", "selftest --json no/x.json", "--json no/x.json cannot"),
     command("selftest among processes", "selftest", "2 processes were", environ={"WORLD_SIZE": "2", "RANK": "0"}),
     command("check an empty name", 'check ""', "There is no file"),

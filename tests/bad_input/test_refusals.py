@@ -51,7 +51,7 @@ def test_settings_of_earlier_training_do_not_end_a_run(run, settings):
 
 
 def test_unforeseen_error_is_one_line_with_hint(run, monkeypatch):
-    monkeypatch.setattr(doctor, "gather_all_facts", mock.Mock(side_effect=ZeroDivisionError("division\nby zero")))
+    monkeypatch.setattr(doctor, "gather_facts", mock.Mock(side_effect=ZeroDivisionError("division\nby zero")))
     status, errors = run(Case("", ("doctor",), "", program="mps-trainer"))
     assert status == 1
     assert errors.startswith("mps-trainer: error: ZeroDivisionError: division by zero. ")

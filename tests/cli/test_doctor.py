@@ -60,7 +60,7 @@ def test_doctor_reports_a_broken_torch_as_a_finding(tmp_path):
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """Writes a file, and answers from it; what is asked of this machine is an error."""
-    monkeypatch.setattr(cli.doctor, "gather_all_facts", lambda: pytest.fail("this machine was asked"))
+    monkeypatch.setattr(cli.doctor, "gather_facts", lambda: pytest.fail("this machine was asked"))
     path = tmp_path / "facts.json"
 
     def answer(content: object, *arguments: str) -> int:

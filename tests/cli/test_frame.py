@@ -84,7 +84,7 @@ def test_a_wrong_command_line_is_refused_in_one_line_with_the_nearest_name(line,
 
 
 def test_ctrl_c_is_said_in_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(cli.env, "gather_all_facts", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(cli.env, "gather_facts", mock.Mock(side_effect=KeyboardInterrupt))
     assert cli.main(["env"]) == 130
     assert capsys.readouterr().err == "\nmps-trainer: interrupted.\n"
 

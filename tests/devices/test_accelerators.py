@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mps_trainer import DeviceUnavailableError, MPSAccelerator, gather_facts
-from mps_trainer.devices import ACCELERATORS, CPUAccelerator, CUDAAccelerator, XPUAccelerator
+from mps_trainer.devices.accelerators import ACCELERATORS, CPUAccelerator, CUDAAccelerator, XPUAccelerator
 from tests.conftest import refusal
 from tests.devices.machines import CUDA_1, MACHINES, XPU_2, mac, pc
 
@@ -26,7 +26,7 @@ def test_an_obstacle_is_a_clause_with_a_remedy(kind, machine):
         assert kind.count(facts) > 0
         return
     assert (kind.precisions(facts), kind.count(facts)) == ((), 0)
-    for clause in (obstacle.cause, obstacle.remedy):
+    for clause in (obstacle.why, obstacle.remedy):
         assert clause
         assert clause[-1] not in ".;,"
         assert "\n" not in clause

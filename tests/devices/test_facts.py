@@ -9,13 +9,15 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
 from mps_trainer import MachineFacts, gather_facts
-from mps_trainer.devices.facts import PACKAGES, gather_all_facts, macos_version
-from mps_trainer.devices.probes import Probes, _mlx_backends, sysctl_int, sysctl_text, unreadable_switch
+from mps_trainer.devices import probes
+from mps_trainer.devices.facts import PACKAGES, for_a_report, macos_version
+from mps_trainer.devices.probes import intel_gpus, mlx_backends, sysctl_int, sysctl_text, unreadable_switch
 from tests import run_python
 from tests.conftest import refusal
 from tests.devices.machines import OUT_OF_MEMORY
@@ -42,17 +44,24 @@ def fake_torch(version="2.9.0", built=True, available=True, failure=None, cuda=N
     return found
 
 
+def gathered(answers, environ, report=False, **settings):
+    """Returns the facts of a machine whose probes have these answers."""
+    with mock.patch.multiple(probes, **answers):
+        facts = gather_facts(environ, **settings)
+        return for_a_report(facts) if report else facts
+
+
 def mac_probes(sysctls=None, torch=None, **changes):
     answers = {
         "system": lambda: "Darwin",
         "machine": lambda: "arm64",
         "release": lambda: "23.5.0",
         "mac_version": lambda: "14.5",
-        "sysctl": {"kern.hv_vmm_present": 0, **(sysctls or {})}.get,
+        "sysctl_int": {"kern.hv_vmm_present": 0, **(sysctls or {})}.get,
         "import_torch": lambda: fake_torch(**(torch or {})),
         "fallback_when_torch_loaded": lambda: False,
     }
-    return Probes(**{**answers, **changes})
+    return {**answers, **changes}
 
 
 def linux_probes(**torch):
@@ -101,8 +110,8 @@ GATHERED = {
 
 @pytest.mark.parametrize("case", GATHERED)
 def test_facts_are_those_of_the_probes(case):
-    probes, environ, expected = GATHERED[case]
-    facts = gather_facts(probes, environ)
+    answers, environ, expected = GATHERED[case]
+    facts = gathered(answers, environ)
     assert {name: getattr(facts, name) for name in expected} == expected
 
 
@@ -113,13 +122,13 @@ def test_linux_lists_its_intel_gpus(tmp_path, vendors, count):
         (tmp_path / card / "device").mkdir(parents=True)
         (tmp_path / card / "device" / "vendor").write_text(f"{vendor}\n")
         (tmp_path / f"{card}-DP-1").mkdir()
-    linux = {"system": lambda: "Linux", "intel_gpus": lambda: Probes.intel_gpus(str(tmp_path))}
-    assert gather_facts(Probes(**linux), {}).intel_gpus == count
+    linux = {"system": lambda: "Linux", "intel_gpus": lambda: intel_gpus(str(tmp_path))}
+    assert gathered(linux, {}).intel_gpus == count
 
 
 def test_a_virtual_mac_keeps_the_first_line_of_the_failed_allocation():
     failure = OUT_OF_MEMORY + "\nUse PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0"
-    facts = gather_facts(mac_probes({"kern.hv_vmm_present": 1}, {"failure": failure}), {})
+    facts = gathered(mac_probes({"kern.hv_vmm_present": 1}, {"failure": failure}), {})
     assert (facts.virtual_machine, facts.mps_available, facts.mps_allocation_ok) == (True, True, False)
     assert facts.mps_allocation_error == OUT_OF_MEMORY
 
@@ -134,7 +143,7 @@ def test_a_virtual_mac_keeps_the_first_line_of_the_failed_allocation():
     ],
 )
 def test_a_torch_that_cannot_be_imported_is_a_fact(import_torch, said):
-    facts = gather_facts(mac_probes(import_torch=import_torch), {})
+    facts = gathered(mac_probes(import_torch=import_torch), {})
     assert (facts.torch_version, facts.torch_error, facts.mps_built) == (None, said, False)
 
 
@@ -144,12 +153,12 @@ def test_a_torch_that_cannot_be_imported_is_a_fact(import_torch, said):
      ("LOCAL_WORLD_SIZE", "x"), ("MASTER_PORT", "http")],
 )  # fmt: skip
 def test_a_malformed_variable_of_torchrun_is_named(name, value):
-    assert re.search(rf"variable {name} is '{value}'.*unset it", refusal(gather_facts, mac_probes(), {name: value}))
+    assert re.search(rf"variable {name} is '{value}'.*unset it", refusal(gathered, mac_probes(), {name: value}))
 
 
 @pytest.mark.parametrize(("rank", "size"), [("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")])
 def test_a_rank_outside_the_group_is_refused(rank, size):
-    assert f"{rank} is 2 while {size} is 2" in refusal(gather_facts, mac_probes(), {rank: "2", size: "2"})
+    assert f"{rank} is '2', which is not below {size}=2" in refusal(gathered, mac_probes(), {rank: "2", size: "2"})
 
 
 @pytest.mark.parametrize(
@@ -217,13 +226,9 @@ def asked(name):
     return probe
 
 
-REPORT_PROBES = [
-    "sysctl_text", "memory", "version_of", "free_bytes", "names_in", "cpuinfo", "recommended_bytes", "mlx_backends",
-]  # fmt: skip
-
-
 def test_a_run_does_not_ask_what_only_a_report_wants():
-    facts = gather_facts(mac_probes(**{name: asked(name) for name in REPORT_PROBES}), {})
+    names = "sysctl_text physical_memory version_of free_bytes names_in cpuinfo recommended_bytes mlx_backends"
+    facts = gathered(mac_probes(**{name: asked(name) for name in names.split()}), {})
     assert (facts.chip, facts.memory_bytes, facts.cache_free_bytes, facts.packages) == (None, None, None, {})
 
 
@@ -233,7 +238,7 @@ def mac_report(torch=None, **changes):
         torch,
         **{
             "sysctl_text": {"machdep.cpu.brand_string": "Apple M3 Pro", "hw.model": "Mac15,6"}.get,
-            "memory": lambda: 18 * 1024**3,
+            "physical_memory": lambda: 18 * 1024**3,
             "version_of": {"torch": "2.9.0", "transformers": "5.0.0"}.get,
             "free_bytes": lambda folder: 7,
             "names_in": lambda folder: [],
@@ -245,43 +250,43 @@ def mac_report(torch=None, **changes):
 
 
 def test_the_report_of_a_mac():
-    facts = gather_all_facts(mac_report(), {})
+    facts = gathered(mac_report(), {}, report=True)
     assert (facts.chip, facts.model, facts.nvidia_gpus) == ("Apple M3 Pro", "Mac15,6", None)
     assert (facts.memory_bytes, facts.recommended_bytes) == (18 * 1024**3, 12 * 1024**3)
     assert (facts.conda, facts.cache_free_bytes) == (False, 7)
     assert facts.packages == {"torch": "2.9.0", "transformers": "5.0.0"}
     has_mlx = mac_report(version_of={"mlx": "0.32.4"}.get, mlx_backends=lambda: "ring, jaccl")
-    facts = gather_all_facts(has_mlx, {})
+    facts = gathered(has_mlx, {}, report=True)
     assert (facts.mlx, facts.mlx_backends) == (True, "ring, jaccl")
     no_mps = mac_report(torch={"available": False}, recommended_bytes=asked("Metal"))
-    assert gather_all_facts(no_mps, {}).recommended_bytes is None
+    assert gathered(no_mps, {}, report=True).recommended_bytes is None
 
 
 def test_the_backends_of_mlx_on_this_machine(monkeypatch):
     pytest.importorskip("mlx.core")
-    assert _mlx_backends().startswith("ring")
+    assert mlx_backends().startswith("ring")
     monkeypatch.setitem(sys.modules, "mlx.core", None)
-    assert _mlx_backends() is None
+    assert mlx_backends() is None
 
 
 def test_the_report_of_a_linux_machine():
     folders = {"/proc/driver/nvidia/gpus": ["0000:01:00.0", "0000:02:00.0"], sys.prefix: ["bin", "conda-meta"]}
-    probes = Probes(
-        system=lambda: "Linux",
-        import_torch=raising(ImportError("none")),
-        names_in=lambda folder: folders.get(folder, []),
-        cpuinfo=lambda *names: {"model name": "AMD EPYC", "flags": "sse2 avx512_bf16"}[names[0]],
-        sysctl=asked("sysctl"),
-        sysctl_text=asked("sysctl"),
-    )
-    facts = gather_all_facts(probes, {})
+    answers = {
+        "system": lambda: "Linux",
+        "import_torch": raising(ImportError("none")),
+        "names_in": lambda folder: folders.get(folder, []),
+        "cpuinfo": lambda *names: {"model name": "AMD EPYC", "flags": "sse2 avx512_bf16"}[names[0]],
+        "sysctl_int": asked("sysctl"),
+        "sysctl_text": asked("sysctl"),
+    }
+    facts = gathered(answers, {}, report=True)
     assert (facts.chip, facts.nvidia_gpus, facts.conda) == ("AMD EPYC", 2, True)
     assert facts.cpu_bfloat16 is True
 
 
 def test_the_report_of_this_machine(tmp_path, monkeypatch, mps):
     monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "not" / "there" / "yet"))
-    facts = gather_all_facts()
+    facts = for_a_report(gather_facts())
     assert (facts.system, facts.machine) == (platform.system(), platform.machine())
     assert facts.os_version
     assert (facts.torch_version, facts.torch_error) == (torch.__version__, None)
@@ -300,7 +305,7 @@ def test_the_home_folder_is_in_no_text_unless_it_is_everywhere(monkeypatch):
     monkeypatch.setenv("HOME", "/Users/jane")
     monkeypatch.setattr(sys, "executable", "/Users/jane/venv/bin/python")
     broken = raising(ImportError("dlopen(/Users/jane/venv/libtorch.dylib): see '/Users/jane' and /Users/janet/x"))
-    facts = gather_all_facts(mac_report(import_torch=broken), {"CUDA_VISIBLE_DEVICES": "/Users/jane/x"})
+    facts = gathered(mac_report(import_torch=broken), {"CUDA_VISIBLE_DEVICES": "/Users/jane/x"}, report=True)
     assert facts.python_executable == "~/venv/bin/python"
     assert facts.torch_error == "ImportError: dlopen(~/venv/libtorch.dylib): see '~' and /Users/janet/x"
     assert facts.environment == {"CUDA_VISIBLE_DEVICES": "~/x"}
@@ -308,17 +313,18 @@ def test_the_home_folder_is_in_no_text_unless_it_is_everywhere(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     for home in ("/", "", "~"):
         monkeypatch.setenv("HOME", home)
-        assert gather_all_facts(mac_report(), {}).python_executable == "/Users/jane/venv/bin/python"
+        assert gathered(mac_report(), {}, report=True).python_executable == "/Users/jane/venv/bin/python"
 
 
 @pytest.mark.parametrize("value", ["true", "", "on", " yes"])
-def test_torch_is_not_loaded_with_a_switch_that_ends_the_process(value):
+def test_torch_is_not_loaded_with_a_switch_that_ends_the_process(value, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
     environ = {"PYTORCH_ENABLE_MPS_FALLBACK": value}
-    facts = gather_all_facts(mac_report(import_torch=asked("torch")), environ)
+    facts = gathered(mac_report(import_torch=asked("torch")), environ, report=True)
     assert facts.torch_version is None
     assert "a whole number for PYTORCH_ENABLE_MPS_FALLBACK" in facts.torch_error
     linux = mac_report(system=lambda: "Linux")
-    assert gather_all_facts(linux, environ).torch_version == "2.9.0"
+    assert gathered(linux, environ, report=True).torch_version == "2.9.0"
 
 
 @pytest.mark.parametrize("value", [None, "0", "1", " 1", "-1", "1x"])

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from mps_trainer import MachineFacts, gather_facts
-from mps_trainer.devices.slurm import slurm_facts
+from mps_trainer import MachineFacts
+from mps_trainer.devices.launchers import slurm_facts
 from tests.conftest import refusal
-from tests.devices.test_facts import mac_probes
+from tests.devices.test_facts import gathered, mac_probes
 
 # `sbatch --nodes 4 --ntasks 7`, in which `srun python train.py` starts task 4, on the third node.
 STEP = {
@@ -29,7 +29,7 @@ PLACE = ("world_size", "rank", "local_rank", "local_world_size", "master_addr", 
 
 
 def facts_of(environ: dict[str, str]) -> MachineFacts:
-    return gather_facts(mac_probes(system=lambda: "Linux"), environ)
+    return gathered(mac_probes(system=lambda: "Linux"), environ)
 
 
 def place(environ: dict[str, str]) -> tuple:

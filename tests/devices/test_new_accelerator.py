@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mps_trainer import DeviceStatsMonitor
+from mps_trainer import DeviceRequest, DeviceStatsMonitor, MachineFacts, resolve
 from mps_trainer.checkpoints.rng import rng_state, set_rng
 from mps_trainer.cli.config import _obstacle
-from mps_trainer.devices import ACCELERATORS, Accelerator, DeviceRequest, MachineFacts, Obstacle, resolve
+from mps_trainer.devices.accelerators import ACCELERATORS, Accelerator, Obstacle
 from mps_trainer.devices.findings import findings, trains_on
 from tests.conftest import refusal
 from tests.devices.machines import pc, under_torchrun

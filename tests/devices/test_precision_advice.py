@@ -1,15 +1,15 @@
 """The instructions of the processor decide which number format is said to be fastest."""
 
 import logging
+from unittest import mock
 
 import pytest
 import torch
 
 from mps_trainer.callbacks import overview
 from mps_trainer.cli.screen import screen
-from mps_trainer.devices import ACCELERATORS
+from mps_trainer.devices import ACCELERATORS, probes
 from mps_trainer.devices.facts import MachineFacts, cpu_bfloat16
-from mps_trainer.devices.probes import Probes
 from mps_trainer.model import precision
 from tests.devices.test_facts import raising
 
@@ -27,14 +27,14 @@ from tests.devices.test_facts import raising
     ],
 )
 def test_what_the_processor_says(system, flags, expected, monkeypatch):
-    probes = Probes(system=lambda: system, cpuinfo=lambda *names: flags)
-    assert cpu_bfloat16(probes) is expected
+    with mock.patch.multiple(probes, system=lambda: system, cpuinfo=lambda *names: flags):
+        assert cpu_bfloat16() is expected
     facts = MachineFacts(torch_version="2.13.0", python_version="3.11.7", cpu_bfloat16=expected)
     assert ("precision  bf16=True is faster" in screen(facts)) is bool(expected)
     assert ("precision" in screen(facts)) is (expected is not None)
     assert {ACCELERATORS[kind].precision_advice(expected) for kind in ("mps", "cuda")} == {None}
     monkeypatch.setattr("mps_trainer.devices.probes.open", raising(FileNotFoundError()), raising=False)
-    assert Probes().cpuinfo("flags") is None
+    assert probes.cpuinfo("flags") is None
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_gpu_without_any_names_all_three_causes(machine):
     said = refused(MACHINES[machine], accelerator="gpu")
     for gpu in ("mps", "cuda", "xpu"):
         obstacle = ACCELERATORS[gpu].why_not(MACHINES[machine])
-        assert f"{gpu}: {obstacle.cause}" in said
+        assert f"{gpu}: {obstacle.why}" in said
         assert f"{gpu}: {obstacle.remedy}" in said
 
 
@@ -215,8 +215,8 @@ def test_a_run_says_why_the_gpu_stays_idle_and_what_to_do(machine, monkeypatch, 
     obstacle = ACCELERATORS["mps"].why_not(MACHINES[machine])
     (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     remedy = obstacle.remedy[0].upper() + obstacle.remedy[1:]
-    assert said == f"Training on cpu, not mps: {obstacle.cause}. {remedy}."
-    assert (mps.why, mps.remedy, mps.repairable) == (obstacle.cause, obstacle.remedy, True)
+    assert said == f"Training on cpu, not mps: {obstacle.why}. {remedy}."
+    assert (mps.why, mps.remedy, mps.repairable) == (obstacle.why, obstacle.remedy, True)
 
 
 def test_a_gpu_that_is_not_wanted_or_not_there_stays_idle_silently():
@@ -253,8 +253,8 @@ def test_more_devices_than_exist_are_refused(machine, devices, said):
     ("machine", "devices", "processes", "asks"),
     [
         ("linux", 1, 2, None),
-        ("linux", 2, 1, "2 processes on cpu"),
-        ("linux", 2, 3, "2 processes on cpu"),
+        ("linux", 2, 1, "2 devices on cpu"),
+        ("linux", 2, 3, "2 devices on cpu"),
         ("linux_8_cuda", 3, 1, "3 devices on cuda"),
         ("linux_8_cuda", -1, 1, "8 devices on cuda"),
         ("linux_8_cuda", [4], 2, "1 device on cuda"),
@@ -267,8 +267,7 @@ def test_devices_are_as_many_as_processes(machine, devices, processes, asks):
         assert resolve(DeviceRequest(devices=devices), facts).world_size == processes
         return
     said = refused(facts, devices=devices)
-    started = "one process was" if processes == 1 else f"the launcher started {processes} processes on this machine"
-    assert said.startswith(f"devices={devices!r} asks for {asks}, and {started}")
+    assert said.startswith(f"devices={devices!r} asks for {asks}, one for each process, but {processes} process")
     assert f"torchrun --nproc_per_node {asks.split()[0]} SCRIPT" in said
 
 
@@ -323,7 +322,7 @@ REFUSED = [
     ),
     (NINE, {}, r"this machine has 8 usable CUDA GPUs\. "),
     (replace(NINE, slurm=True), {}, "srun --ntasks-per-node=8, or show each all GPUs of its node"),
-    (TWO_NODES, {"devices": 4}, "the launcher started 2 processes on this machine"),
+    (TWO_NODES, {"devices": 4}, "but 2 processes started on this machine"),
     *(
         (MAC, {"ddp_backend": name}, rf"ddp_backend='{name}' cannot be used on mps.*Take 'mlx', or leave")
         for name in ("gloo", "nccl", "mpi", "ccl", "xccl", "hccl")

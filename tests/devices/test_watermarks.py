@@ -2,9 +2,8 @@
 
 import pytest
 
-from mps_trainer import gather_facts
-from mps_trainer.devices.probes import Probes
 from mps_trainer.devices.watermarks import HIGH, LOW, Ratio, limits, settle_low
+from tests.devices.test_facts import gathered
 
 
 @pytest.mark.parametrize(
@@ -40,8 +39,8 @@ def test_it_is_set_on_a_mac_before_its_allocator_is_made(system, low):
         seen.append(environ.get(LOW))
         raise ImportError
 
-    probes = Probes(system=lambda: system, mac_version=lambda: "15.5", import_torch=import_torch)
-    facts = gather_facts(probes, environ, memory_limit=0.5)
+    answers = {"system": lambda: system, "mac_version": lambda: "15.5", "import_torch": import_torch}
+    facts = gathered(answers, environ, memory_limit=0.5)
     assert seen == [low]
     assert LOW not in facts.environment  # the user's
 

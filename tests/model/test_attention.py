@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import masking_utils
 
+from mps_trainer.devices.large_products import product
 from mps_trainer.model import attention
 from mps_trainer.model.attention import chunked_attention
 from mps_trainer.model.attention_masks import ChunkedMask, GivenMask, Reach, reach_of
@@ -194,3 +195,11 @@ def test_memory_grows_with_the_length_alone():
             gradients(chunked_attention(*inputs, chunked(CAUSAL, 1, length, length), 0.5), inputs)
         sizes.append(max(shape.numel() for shape in results.shapes))
     assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(sizes))
+
+
+@pytest.mark.parametrize("most", [None, 1, 3, 4, 10, 11])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_product_in_parts_is_the_product(most, batch):
+    torch.manual_seed(0)
+    left, right = torch.randn(*batch, 5, 10), torch.randn(*batch, 10, 7)
+    torch.testing.assert_close(product(left, right, most), left @ right)

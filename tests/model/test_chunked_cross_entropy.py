@@ -12,7 +12,8 @@ ROWS, WIDTH, WORDS = 37, 12, 50
 
 
 def chunked_cross_entropy(hidden, weight, bias, target, **settings):
-    return module.chunked_cross_entropy(hidden, Head(weight, bias), target, **settings)
+    settings = {"ignore_index": -100, "reduction": "mean", **settings}
+    return module.ChunkedCrossEntropy.apply(hidden, weight, bias, None, Head(weight, bias), target, settings)
 
 
 @pytest.fixture(params=[1, 8, 1000], ids="{} rows at a time".format)

@@ -220,9 +220,9 @@ def difference(plain, deferred, low):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(20))
 def test_random_operations_train_as_on_plain_logits(seed, monkeypatch):
-    wrong, losses = [], mock.Mock(wraps=deferred_logits.chunked_cross_entropy)
+    wrong, losses = [], mock.Mock(wraps=deferred_logits.ChunkedCrossEntropy.apply)
     monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 4)
-    monkeypatch.setattr(deferred_logits, "chunked_cross_entropy", losses)
+    monkeypatch.setattr(deferred_logits.ChunkedCrossEntropy, "apply", losses)
     for chain in range(seed * CHAINS, (seed + 1) * CHAINS):
         dtype, autocast = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)][chain % 3]
         found = [outcome(chain, dtype, chain % 2 == 0, autocast, deferred) for deferred in (False, True)]

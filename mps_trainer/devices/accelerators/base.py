@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,10 +24,11 @@ class Obstacle:
     """The cause that keeps a machine from using an accelerator, and the remedy.
 
     Both are clauses without a capital or a full stop, so that they fit into a sentence. `repairable` says that the
-    hardware is in this machine and software stands in its way. `name` is that of the doctor's finding about it.
+    hardware is in this machine and software stands in its way. `name` is that of the doctor's finding about it, and in
+    a `Decision` that of the device.
     """
 
-    cause: str
+    why: str
     remedy: str
     repairable: bool = False
     name: str = ""
@@ -123,9 +125,17 @@ class Accelerator:
         return [torch.device(cls.kind, index) for index in indices]
 
     @classmethod
-    def get_device_stats(cls, device: Any) -> dict[str, Any]:
+    def memory(cls, device: Any) -> dict[str, int]:
+        """Returns the bytes in live tensors, those that this process holds, and all there are; {} on the CPU.
+
+        The host keeps them: nothing waits for the device.
+        """
+        return {}
+
+    @classmethod
+    def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
         """Returns figures of a device and of the machine: `_bytes` are bytes, `_percent` go from 0 to 100."""
-        raise NotImplementedError
+        return {**cls.memory(device), **host_stats()}
 
     @classmethod
     def setup(cls, trainer: Any) -> None:
@@ -163,22 +173,20 @@ def read_devices(devices: Devices) -> int | str | list[int]:
     if devices is None or devices == "auto":
         return "auto"
     value: Any = devices
-    if isinstance(value, str):
-        try:
+    with contextlib.suppress(ValueError):  # a text without numbers stays one
+        if isinstance(value, str):
             numbers = [int(part) for part in value.split(",") if part.strip()]
-        except ValueError:
-            raise unreadable(devices) from None
-        value = numbers if "," in value else next(iter(numbers), 0)
-    if isinstance(value, (list, tuple)):
-        indices = list(value)
-        if any(not isinstance(index, int) or isinstance(index, bool) or index < 0 for index in indices):
-            raise unreadable(devices)
-        if len(set(indices)) < len(indices):
-            raise MisconfigurationException(f"devices={devices!r} names a device twice. Name each device once.")
-        return indices
-    if not isinstance(value, int) or isinstance(value, bool) or value < -1:
-        raise unreadable(devices)
-    return value
+            value = numbers if "," in value else next(iter(numbers), 0)
+    is_list = isinstance(value, (list, tuple))
+    indices = list(value) if is_list else [value]
+    if any(type(each) is not int or each < (0 if is_list else -1) for each in indices):
+        raise MisconfigurationException(
+            f"devices={devices!r} was not understood. Accepted are 'auto', a number such as 1, -1 for all devices, "
+            f"and a list of indices such as [0]."
+        )
+    if len(set(indices)) < len(indices):
+        raise MisconfigurationException(f"devices={devices!r} names a device twice. Name each device once.")
+    return indices if is_list else value
 
 
 def torch_missing(facts: MachineFacts) -> Obstacle:
@@ -224,13 +232,6 @@ def no_devices(kind: str, devices: Devices) -> MisconfigurationException:
     instead = "" if kind == "cpu" else ", or take accelerator='cpu' to train on the CPU"
     return MisconfigurationException(
         f"devices={devices!r} asks for no device at all on {kind}. Leave devices at 'auto'{instead}."
-    )
-
-
-def unreadable(devices: Devices) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"devices={devices!r} was not understood. Accepted are 'auto', a number such as 1, -1 for all devices, "
-        f"and a list of indices such as [0]."
     )
 
 

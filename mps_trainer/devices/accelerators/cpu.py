@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import MisconfigurationException
 from ..facts import MachineFacts
-from .base import Accelerator, Devices, Obstacle, host_stats, no_devices, read_devices, torch_missing
+from .base import Accelerator, Devices, Obstacle, no_devices, read_devices, torch_missing
 
 if TYPE_CHECKING:
     import torch
@@ -66,11 +66,6 @@ class CPUAccelerator(Accelerator):
         import torch
 
         return [torch.device("cpu")] * cls.parse_devices(devices)
-
-    @classmethod
-    def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
-        """Returns figures of this process and this machine."""
-        return host_stats()
 
     @classmethod
     def torch_module(cls) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..facts import MachineFacts
-from .base import Accelerator, Obstacle, host_stats, torch_missing
+from .base import Accelerator, Obstacle, torch_missing
 
 if TYPE_CHECKING:
     import torch
@@ -48,21 +48,22 @@ class GPUAccelerator(Accelerator):
         return 0 if cls.why_not(facts) else getattr(facts, f"{cls.kind}_count")
 
     @classmethod
-    def get_device_stats(cls, device: Any) -> dict[str, Any]:
-        """Returns torch's memory_stats, the bytes in live tensors, those that torch holds, and all there are.
-
-        All of them are kept by the host: nothing waits for the device.
-        """
+    def memory(cls, device: Any) -> dict[str, int]:
         import torch
 
         module = torch.get_device_module(cls.kind)
         return {
-            **module.memory_stats(device),
             f"{cls.kind}_allocated_bytes": module.memory_allocated(device),
             f"{cls.kind}_reserved_bytes": module.memory_reserved(device),
             f"{cls.kind}_total_bytes": module.get_device_properties(device).total_memory,
-            **host_stats(),
         }
+
+    @classmethod
+    def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
+        """Returns torch's memory_stats as well."""
+        import torch
+
+        return {**torch.get_device_module(cls.kind).memory_stats(device), **super().get_device_stats(device)}
 
     @classmethod
     def setup_device(cls, device: torch.device) -> None:

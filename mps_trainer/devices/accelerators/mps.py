@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..facts import MachineFacts, parse_version
 from ..watermarks import HIGH, LOW
-from .base import Accelerator, Devices, Obstacle, host_stats, torch_missing
+from .base import Accelerator, Devices, Obstacle, torch_missing
 
 if TYPE_CHECKING:
     import torch
@@ -115,18 +115,14 @@ class MPSAccelerator(Accelerator):
         return super().get_parallel_devices(cls.parse_devices(devices))
 
     @classmethod
-    def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
-        """Returns the bytes of live tensors, those that Metal holds for this process, and its recommended maximum.
-
-        All of them are kept by the host: nothing waits for the device.
-        """
+    def memory(cls, device: Any) -> dict[str, int]:
+        """Returns the bytes of live tensors, those that Metal holds for this process, and its recommended maximum."""
         import torch
 
         return {
             "mps_allocated_bytes": torch.mps.current_allocated_memory(),
             "mps_driver_allocated_bytes": torch.mps.driver_allocated_memory(),
             "mps_recommended_max_bytes": torch.mps.recommended_max_memory(),
-            **host_stats(),
         }
 
     @classmethod
@@ -211,13 +207,9 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
             f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
             name="virtual-mac",
         )
-    cause = f"torch reports MPS, but an allocation on it failed ({error})"
-    if facts.virtual_machine is False:
-        remedy = "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
-    else:
-        cause += ", as it does on some virtual Macs"
-        remedy = (
-            "train on a real Apple-silicon Mac; if this is one, free some of its memory and "
-            "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
-        )
-    return Obstacle(cause, remedy, True, "failed-allocation")
+    return Obstacle(
+        f"torch reports MPS, but an allocation on it failed ({error})",
+        "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+        True,
+        "failed-allocation",
+    )

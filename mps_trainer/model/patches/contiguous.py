@@ -19,19 +19,14 @@ from ...devices.known_faults import faults_to_warn_of
 logger = logging.getLogger(__name__)
 
 
-def make_contiguous(model: nn.Module, optimizer: Any = None) -> list[str]:
+def make_contiguous(model: nn.Module, optimizer: Any = None) -> None:
     """Makes the parameters of `model` contiguous, and their state in `optimizer` if there is one already.
 
     Each stays the object that it is, so that tied ones stay tied and an optimizer keeps them. Where several lie in the
     same memory, they still do if they lie there alike; otherwise they are left as they are, with a warning.
-
-    Returns:
-        The names of those that were changed.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.layout == torch.strided]
     strided = [(name, parameter) for name, parameter in named if not parameter.is_contiguous()]
-    if not strided:
-        return []
     places: dict[int, set[Any]] = {}  # by memory
     for _, parameter in named:
         place = parameter.storage_offset(), tuple(parameter.shape), parameter.stride(), parameter.dtype
@@ -58,7 +53,6 @@ def make_contiguous(model: nn.Module, optimizer: Any = None) -> list[str]:
         )
     if changed:
         logger.info("Made contiguous for mps: %s.", ", ".join(changed))
-    return changed
 
 
 def _state(optimizer: Any, parameter: nn.Parameter) -> list[torch.Tensor]:

@@ -147,16 +147,8 @@ class _Linear(torch.autograd.Function):
         return of_hidden, of_weight, rows.sum(0) if needed[2] else None, None, None
 
 
-def chunked_cross_entropy(
-    hidden: torch.Tensor,
-    head: Head,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    logits: Any = None,
-) -> torch.Tensor:
-    """Returns `cross_entropy(head.logits(hidden).float(), target)` in float32.
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Computes `cross_entropy(head.logits(hidden).float(), target, **settings)` in float32.
 
     The gradients are computed with the loss, those of what requires one: none of a frozen weight. A second backward
     pass, and one with `create_graph=True`, compute all logits at once. Without a target that counts, the gradients are
@@ -165,16 +157,13 @@ def chunked_cross_entropy(
 
     Args:
         hidden: rows x width.
-        target: a word for each row, or `ignore_index`.
-        reduction: "mean" over the rows that count, or "sum".
+        weight, bias: those of `head`, for their gradients.
         logits: a stand-in for the logits, rows x words. It gets the gradient in place of `hidden` and the layer when
             its `is_watched()` returns True, or when the gradient of nothing else is asked for.
+        target: a word for each row, or `ignore_index`.
+        settings: `ignore_index`, and `reduction`: "mean" over the rows that count, or "sum".
     """
-    settings = {"ignore_index": ignore_index, "reduction": reduction}
-    return _ChunkedCrossEntropy.apply(hidden, head.weight, head.bias, logits, head, target, settings)
 
-
-class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Any, weight: Any, bias: Any, logits: Any, head: Head, target: Any, settings: dict[str, Any]
@@ -376,8 +365,8 @@ def _cross_entropy(
     if numbers.computed is not None or input.is_watched():
         return None
     rows = _apply((*numbers.steps, *input._steps), numbers.hidden)
-    settings: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "logits": input}
-    return chunked_cross_entropy(rows, numbers.head, target, **settings)
+    head, settings = numbers.head, {"ignore_index": ignore_index, "reduction": reduction}
+    return ChunkedCrossEntropy.apply(rows, head.weight, head.bias, input, head, target, settings)
 
 
 _VIEW, _SLICE = torch.ops.aten.view.default, torch.ops.aten.slice.Tensor

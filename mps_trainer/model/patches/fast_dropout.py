@@ -23,8 +23,8 @@ from ...utils.attributes import attributes_replaced
 _VALUES = 2**16  # 16 bits have so many
 
 
-def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a random mask for the CPU: 1 for what is kept and 0 for what is dropped.
+def draw(shape: torch.Size, p: float, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    """Returns a random mask for the CPU, 1 for what is kept and 0 for what is dropped, and what to scale the kept by.
 
     Args:
         p: the probability of 0, between 0 and 1; rounded to a multiple of 1/65,536.
@@ -32,28 +32,19 @@ def kept(shape: torch.Size, p: float, dtype: torch.dtype) -> torch.Tensor:
 
     Draws from torch's default generator, in the same order whatever the number of threads.
     """
-    size = shape.numel()
+    size, dropped = shape.numel(), min(round(p * _VALUES), _VALUES - 1)  # so many values mean that one is dropped
     draws = torch.empty((size + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     pieces = draws.view(torch.int16)[:size].view(shape)
-    return torch.ge(pieces, _dropped(p) - _VALUES // 2, out=torch.empty(shape, dtype=dtype))
-
-
-def scale_of(p: float) -> float:
-    """Returns what kept elements are multiplied by: 1 / (the probability that an element is kept)."""
-    return _VALUES / (_VALUES - _dropped(p))
-
-
-def _dropped(p: float) -> int:
-    """Returns how many of the 65,536 values mean that an element is dropped."""
-    return min(round(p * _VALUES), _VALUES - 1)
+    mask = torch.ge(pieces, dropped - _VALUES // 2, out=torch.empty(shape, dtype=dtype))
+    return mask, _VALUES / (_VALUES - dropped)
 
 
 def dropout(input: torch.Tensor, p: float) -> torch.Tensor:
     """Returns `input`, of any shape, with each element dropped with probability `p` and the others scaled."""
-    mask = kept(input.shape, p, input.dtype)
+    mask, scale = draw(input.shape, p, input.dtype)
     if input.dtype.itemsize >= 4:
-        return input * mask.mul_(scale_of(p))
-    return (input * mask) * scale_of(p)  # a scale of 16 bits would be off by 0.2 %
+        return input * mask.mul_(scale)
+    return (input * mask) * scale  # a scale of 16 bits would be off by 0.2 %
 
 
 def attention(
@@ -76,7 +67,8 @@ def attention(
     if mask is not None:
         scores = scores.add_(mask)
     weights = softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    result = (weights * kept(weights.shape, dropout_p, weights.dtype)) @ (value * scale_of(dropout_p))
+    kept, factor = draw(weights.shape, dropout_p, weights.dtype)
+    result = (weights * kept) @ (value * factor)
     return result if seen is None or seen.all() else result * seen  # queries that see nothing get 0
 
 

@@ -85,12 +85,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         hidden, weight, normed, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
-            inputs = [one for one, needed in zip((hidden, weight), ctx.needs_input_grad, strict=False) if needed]
-            grads = iter(
-                torch.autograd.grad(_forward(hidden, weight, ctx.epsilon)[0], inputs, grad, create_graph=True)
-            )
-            return *(next(grads) if needed else None for needed in ctx.needs_input_grad[:2]), None
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted, which goes through these as well
+            _, normed, scale = _forward(hidden, weight, ctx.epsilon)
         of_hidden = of_weight = None
         if ctx.needs_input_grad[0]:
             of_normed = (grad * weight).to(hidden.dtype).to(torch.float32)
