@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
     from ..distributed import Processes
     from ..training_args import TrainingArguments
 
-# settings that a loader made from another takes over, beside the dataset and the batching
-_SETTINGS = (
-    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
-    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
-)
 _END = object()
 
 
@@ -177,19 +173,19 @@ def prepare_loader(
     if isinstance(loader, EpochLoader) or not isinstance(loader, DataLoader):
         return loader
     config: Any = args.accelerator_config
-    batching = _batching(loader)
+    changed: dict[str, Any] = {"transfer": None if args.device.type == "cpu" else BatchTransfer(args.device)}
     if loader.num_workers:
         persists = loader.persistent_workers
-        batching["worker_init_fn"] = WorkerInit(loader.worker_init_fn, args.seed if persists else None, processes.rank)
-    prepared = _remade(loader, EpochLoader, **batching)
-    sampler = getattr(prepared.batch_sampler, "sampler", None)
+        changed["worker_init_fn"] = WorkerInit(loader.worker_init_fn, args.seed if persists else None, processes.rank)
+    sampler = getattr(loader.batch_sampler, "sampler", None)
     if (config.use_seedable_sampler or processes.is_distributed) and isinstance(sampler, RandomSampler):
         plain = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
         order = SeededSampler(plain, torch.initial_seed() if args.data_seed is None else args.data_seed)
-        prepared.batch_sampler.sampler = order
+        changed["batch_sampler"] = copy.copy(loader.batch_sampler)
+        changed["batch_sampler"].sampler = order
+    prepared = _remade(loader, EpochLoader, **changed)
     if processes.is_distributed:
         prepared = _distributed(prepared, processes, config.split_batches if whole is None else whole, even)
-    prepared.transfer = None if args.device.type == "cpu" else BatchTransfer(args.device)
     return prepared
 
 
@@ -203,7 +199,8 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, even=even, drop_last=drop_last)
-        return _remade(loader, EpochLoader, dataset=stream, batch_size=own, drop_last=drop_last)
+        batches = BatchSampler(loader.sampler, own, drop_last)
+        return _remade(loader, EpochLoader, dataset=stream, batch_sampler=batches, batch_size=own, drop_last=drop_last)
     if loader.batch_sampler is None:
         raise MisconfigurationException(
             "The dataset gives whole batches (batch_size=None), which cannot be distributed to several processes. "
@@ -211,24 +208,14 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
             "process its own batches."
         )
     share = DistributedBatchSampler(loader.batch_sampler, rank, size, whole=whole, even=even, drop_last=drop_last)
-    return _remade(loader, EpochLoader, batch_sampler=share)
+    return _remade(loader, EpochLoader, batch_sampler=share, batch_size=None)
 
 
-def _batching(loader: DataLoader) -> dict[str, Any]:
-    """Returns the settings of `loader` that decide which examples make a batch."""
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is None and loader.batch_sampler is None:
-        return {"batch_size": None, "sampler": loader.sampler}
-    if type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
-        return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-    return {"batch_sampler": loader.batch_sampler}
-
-
-def _remade(loader: DataLoader, kind: type[DataLoader], **settings: Any) -> Any:
-    """Returns a loader of class `kind` with the dataset and settings of `loader`, but for those given."""
-    own = {name: getattr(loader, name) for name in ("dataset", *_SETTINGS) if hasattr(loader, name)}
-    return kind(**(own | settings))
+def _remade(loader: DataLoader, kind: type[DataLoader], **changed: Any) -> Any:
+    """Returns a loader of class `kind` with the attributes of `loader`, but for those given, and its own workers."""
+    made = kind.__new__(kind)
+    vars(made).update(vars(loader), _iterator=None, **changed)  # DataLoader does not let some of them be set
+    return made
 
 
 def epoch_batches(
@@ -242,16 +229,12 @@ def epoch_batches(
         before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
         load_skipped: load skipped batches if there are workers, so that their generators draw the same numbers.
     """
-    kind = EpochLoader if isinstance(loader, EpochLoader) else DataLoader
-    has_own_pass = not isinstance(loader, DataLoader) or type(loader).__iter__ is not kind.__iter__
+    has_own_pass = getattr(type(loader), "__iter__", None) not in (DataLoader.__iter__, EpochLoader.__iter__)
     loads_all = load_skipped and getattr(loader, "num_workers", 0) > 0
     if skip and not (loads_all or has_own_pass or isinstance(loader.dataset, IterableDataset)):
-        if loader.batch_sampler is not None:
-            loader = _remade(loader, kind, batch_sampler=LaterBatches(loader.batch_sampler, skip, before_first))
-        else:
-            later = LaterBatches(loader.sampler, skip, before_first)
-            loader = _remade(loader, kind, batch_size=None, sampler=later)
-        skip, before_first = 0, None
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        later = LaterBatches(getattr(loader, name), skip, before_first)
+        loader, skip, before_first = _remade(loader, type(loader), **{name: later}), 0, None
     set_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):
         return PrefetchIterator(loader, skip, before_first)
