@@ -43,7 +43,7 @@ from .data.columns import is_table, signature_columns, without_unused_columns
 from .data.epoch_loader import num_examples, prepare_loader
 from .data.faults import refuse_in_starting_process
 from .data.plan import StepPlan
-from .data.samplers import eval_sampler, fitted_buckets, train_sampler
+from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
 from .data.workers import close_workers
@@ -726,11 +726,10 @@ class Trainer:
         return eval_sampler(eval_dataset, self.args, self.processing_class, self._mt_training_buckets)
 
     def _mt_training_buckets(self) -> LengthBuckets | None:
-        """Returns the length buckets of `train_dataset`, also before training; None if it cannot be measured."""
-        if self._mt_length_buckets is None:
-            self._mt_length_buckets = fitted_buckets(
-                self.train_dataset, self.args, self.processing_class, self._remove_unused_columns
-            )
+        """Returns the length buckets of `train_dataset`, also before training; None if its order does not have any."""
+        if self._mt_length_buckets is None and (dataset := self.train_dataset) is not None:
+            kept = self._remove_unused_columns(dataset, description="Training") if is_table(dataset) else dataset
+            self._get_train_sampler(kept)
         return self._mt_length_buckets
 
     @property
