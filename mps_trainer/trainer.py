@@ -47,7 +47,7 @@ from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
 from .data.workers import close_workers
-from .distributed import Processes, absent_named, fsdp, leave
+from .distributed import Processes, absent_named, leave, sharded
 from .distributed.ddp import inside
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
@@ -487,17 +487,15 @@ class Trainer:
             if norm is not None:
                 return norm
         self._mt_precision.unscale(self.optimizer)
-        clip = fsdp.clip_grad_norm if self.is_fsdp_enabled else nn.utils.clip_grad_norm_
-        return clip(model.parameters(), self.args.max_grad_norm)
+        return sharded.full(nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm))
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Returns the gradient norm for the log: `grad_norm`, or measured if clipping is off."""
         if grad_norm is not None:
             return grad_norm
         self._mt_precision.unscale(self.optimizer)
-        if self.is_fsdp_enabled:
-            return fsdp.total_norm(model.parameters())
-        return total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        norm_of = nn.utils.get_total_norm if self.is_fsdp_enabled else total_norm
+        return sharded.full(norm_of([p.grad for p in model.parameters() if p.grad is not None]))
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Makes the optimizer, then the schedule over `num_training_steps` steps."""

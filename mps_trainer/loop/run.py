@@ -20,7 +20,7 @@ from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.plan import StepPlan
-from ..distributed import fsdp
+from ..distributed import sharded
 from ..distributed.ddp import no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
@@ -328,8 +328,8 @@ class TrainingRun:
     def zero_gradient_backward(self, batch: Any, num_items: Any) -> None:
         """Runs forward and backward without adding to the gradients, where the other processes wait for this one."""
         trainer, model = self.trainer, self.model
-        inputs, is_sharded = trainer._prepare_inputs(batch), fsdp.is_sharded(model)
-        with fsdp.zeroed_gradients(model) if is_sharded else contextlib.nullcontext():
+        inputs, is_sharded = trainer._prepare_inputs(batch), sharded.is_sharded(model)
+        with sharded.zeroed_gradients(model) if is_sharded else contextlib.nullcontext():
             with trainer.compute_loss_context_manager():
                 # an override may exchange numbers with the other processes, and so do the blocks of a sharded model
                 loss = trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
