@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, _DatasetKind
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
 from ..checkpoints.rng import rng_state
@@ -18,7 +19,6 @@ from .buckets import BucketBatchSampler, buckets_of
 from .faults import explain_loading, explain_starting
 from .order import (
     DistributedBatchSampler,
-    LaterBatches,
     SeededSampler,
     ShareOfStream,
     distributed_sampler,
@@ -99,8 +99,8 @@ class PrefetchIterator(Iterator[Any]):
     Nothing is drawn or loaded before the first batch is asked for, or `start` called.
 
     Args:
-        skip: the number of batches at the beginning to load and leave out.
-        before_first: called after these are loaded, before the first batch that is given.
+        skip: the number of batches at the beginning to leave out. They are loaded only by workers and from streams.
+        before_first: called after that, before the first batch that is given is loaded.
 
     Attributes:
         before_waiting: the random number generators' states (0.05 ms to read) before the batch that is loaded and not
@@ -117,8 +117,9 @@ class PrefetchIterator(Iterator[Any]):
     def start(self) -> None:
         """Loads the first batch."""
         self._batches = self.loader.iterate_once()
+        indices = _indices(self._batches)
         for _ in range(self._skip):
-            self._next()
+            self._next() if indices is None else next(indices, None)
         if self._before_first is not None:
             self._before_first()
         self._load()
@@ -183,7 +184,7 @@ def prepare_loader(
         order = SeededSampler(plain, torch.initial_seed() if args.data_seed is None else args.data_seed)
         changed["batch_sampler"] = copy.copy(loader.batch_sampler)
         changed["batch_sampler"].sampler = order
-    prepared = _remade(loader, EpochLoader, **changed)
+    prepared = _remade(loader, **changed)
     if processes.is_distributed:
         prepared = _distributed(prepared, processes, config.split_batches if whole is None else whole, even)
     return prepared
@@ -200,7 +201,7 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, even=even, drop_last=drop_last)
         batches = BatchSampler(loader.sampler, own, drop_last)
-        return _remade(loader, EpochLoader, dataset=stream, batch_sampler=batches, batch_size=own, drop_last=drop_last)
+        return _remade(loader, dataset=stream, batch_sampler=batches, batch_size=own, drop_last=drop_last)
     if loader.batch_sampler is None:
         raise MisconfigurationException(
             "The dataset gives whole batches (batch_size=None), which cannot be distributed to several processes. "
@@ -208,42 +209,43 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
             "process its own batches."
         )
     share = DistributedBatchSampler(loader.batch_sampler, rank, size, whole=whole, even=even, drop_last=drop_last)
-    return _remade(loader, EpochLoader, batch_sampler=share, batch_size=None)
+    return _remade(loader, batch_sampler=share, batch_size=None)
 
 
-def _remade(loader: DataLoader, kind: type[DataLoader], **changed: Any) -> Any:
-    """Returns a loader of class `kind` with the attributes of `loader`, but for those given, and its own workers."""
-    made = kind.__new__(kind)
+def _remade(loader: DataLoader, **changed: Any) -> EpochLoader:
+    """Returns an `EpochLoader` with the attributes of `loader`, but for those given, and its own workers."""
+    made = EpochLoader.__new__(EpochLoader)
     vars(made).update(vars(loader), _iterator=None, **changed)  # DataLoader does not let some of them be set
     return made
 
 
 def epoch_batches(
-    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None, load_skipped: bool = False
+    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None
 ) -> Iterator[Any]:
     """Returns the batches of an epoch in its order, without the first `skip`.
 
-    `loader` may be any iterable of batches. Skipped batches are not loaded where the order is known beforehand.
+    `loader` may be any iterable of batches. Skipped batches are not loaded where the order is known beforehand, unless
+    workers load them, whose generators then draw the same numbers.
 
     Args:
         before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
-        load_skipped: load skipped batches if there are workers, so that their generators draw the same numbers.
     """
-    has_own_pass = getattr(type(loader), "__iter__", None) not in (DataLoader.__iter__, EpochLoader.__iter__)
-    loads_all = load_skipped and getattr(loader, "num_workers", 0) > 0
-    if skip and not (loads_all or has_own_pass or isinstance(loader.dataset, IterableDataset)):
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        later = LaterBatches(getattr(loader, name), skip, before_first)
-        loader, skip, before_first = _remade(loader, type(loader), **{name: later}), 0, None
     set_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):
         return PrefetchIterator(loader, skip, before_first)
     batches = iter(loader)
+    skipped = _indices(batches) or batches
     for _ in range(skip):
-        next(batches, None)
+        next(skipped, None)
     if before_first is not None:
         before_first()
     return batches
+
+
+def _indices(batches: Iterator[Any]) -> Iterator[Any] | None:
+    """Returns the indices of `batches`, if this process loads each of them from its indices."""
+    is_indexed = isinstance(batches, _SingleProcessDataLoaderIter) and batches._dataset_kind == _DatasetKind.Map
+    return batches._sampler_iter if is_indexed else None
 
 
 def host_batches(loader: Any) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from ..errors import MisconfigurationException, explain
 from .buckets import BucketBatchSampler
-from .order import DistributedBatchSampler, LaterBatches, SeededSampler
+from .order import DistributedBatchSampler, SeededSampler
 
 _MOST_TRIED = 256  # rows in a batch, up to which each is tried by itself
 _MOST_NAMED = 32  # rows that a message names
@@ -144,8 +144,6 @@ def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list
         return None
     is_batched = loader.batch_sampler is not None
     sampler: Any = loader.batch_sampler if is_batched else loader.sampler
-    if isinstance(sampler, LaterBatches):
-        sampler, first = sampler.batch_sampler, first + sampler.skip
     if (order := _order(sampler, epoch)) is None:
         return None
     chosen = itertools.islice(order, first, first + count)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 
 def set_epoch(epoch: int, *receivers: Any) -> None:
@@ -50,32 +50,6 @@ class SeededSampler(Sampler[int]):
         sampler = copy.copy(self.sampler)
         sampler.generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed + epoch)
         return iter(sampler)
-
-
-@dataclass(eq=False, repr=False)
-class LaterBatches(BatchSampler):
-    """Skips the first `skip` batches of a batch sampler without loading their examples.
-
-    Args:
-        before_first: called after the last skipped batch, before the first batch is loaded.
-    """
-
-    batch_sampler: Any
-    skip: int
-    before_first: Callable[[], None] | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        set_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
-
-    def __iter__(self) -> Iterator[Any]:
-        for position, batch in enumerate(self.batch_sampler):
-            if position == self.skip and self.before_first is not None:
-                self.before_first()
-            if position >= self.skip:
-                yield batch
-
-    def __len__(self) -> int:
-        return max(len(self.batch_sampler) - self.skip, 0)
 
 
 @dataclass(eq=False, repr=False)
