@@ -688,7 +688,7 @@ class Trainer:
         split = is_training and buckets_of(loader) is not None
         loader = prepare_loader(loader, self.args, self._mt_processes, whole=split or None, even=is_training)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
-            dataloaders.make_persistent(loader, dataset, dataloader_key, self.args.seed)
+            dataloaders.make_persistent(loader, dataset, self.args.seed)
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
         return loader
 
