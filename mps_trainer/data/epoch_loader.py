@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 import copy
+import functools
+import itertools
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from ..training_args import TrainingArguments
 
 _END = object()
+_RECORDED = 2**14  # so many batches are recorded (5 MB if they have 32 rows): a loss is read at the next log
 
 
 class EpochLoader(DataLoader):
@@ -47,6 +52,7 @@ class EpochLoader(DataLoader):
     pass_number: int | None = None  # seeds workers that persist, see WorkerInit; None for the epoch
     made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
+    rows: dict[tuple[int, int], Sequence[int]]  # of the dataset, by the epoch and the number of a batch
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass."""
@@ -82,6 +88,12 @@ class EpochLoader(DataLoader):
                 self.generator = generator
 
     @property
+    def _index_sampler(self) -> Any:  # type: ignore[override]
+        """Returns what torch's iterators draw the indices of each batch from."""
+        indices = super()._index_sampler
+        return indices if isinstance(self.dataset, IterableDataset) else _RecordedIndices(indices, self)
+
+    @property
     def total_batch_size(self) -> int | None:
         """Returns the number of examples in a batch over all processes."""
         distributed = distributed_sampler(self)
@@ -91,6 +103,28 @@ class EpochLoader(DataLoader):
     @property
     def total_dataset_length(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
+
+
+class _RecordedIndices:
+    """Gives the indices of a sampler, and records in the loader which rows a batch has."""
+
+    def __init__(self, sampler: Any, loader: EpochLoader) -> None:
+        self.sampler, self.loader = sampler, loader
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(functools.partial(self._record, self.loader.iteration), self.sampler, itertools.count())
+
+    def _record(self, epoch: int, indices: Any, number: int) -> Any:
+        rows = self.loader.rows
+        with contextlib.suppress(TypeError):  # a dataset may have other keys than numbers
+            given = indices if isinstance(indices, (list, tuple)) else [indices]
+            rows[epoch, number] = array.array("q", given)
+        if len(rows) > _RECORDED:
+            del rows[next(iter(rows))]
+        return indices
 
 
 class PrefetchIterator(Iterator[Any]):
@@ -112,6 +146,7 @@ class PrefetchIterator(Iterator[Any]):
         self.before_waiting: dict[str, Any] | None = None
         self._skip, self._before_first = skip, before_first
         self._batches: Iterator[Any] | None = None
+        self._number = 0  # of the next batch in the epoch
         self._waiting: Any = _END
 
     def start(self) -> None:
@@ -119,7 +154,7 @@ class PrefetchIterator(Iterator[Any]):
         self._batches = self.loader.iterate_once()
         indices = _indices(self._batches)
         for _ in range(self._skip):
-            self._next() if indices is None else next(indices, None)
+            self._next(indices)
         if self._before_first is not None:
             self._before_first()
         self._load()
@@ -145,15 +180,18 @@ class PrefetchIterator(Iterator[Any]):
             self.loader.end_of_dataloader = True
             self.loader.iteration += 1
 
-    def _next(self) -> Any:
+    def _next(self, indices: Iterator[Any] | None = None) -> Any:
+        """Returns the next batch, or only draws its `indices`."""
         assert self._batches is not None
         try:
-            return next(self._batches, _END)
+            batch = next(self._batches if indices is None else indices, _END)
         except Exception as error:
-            explain_loading(error, self.loader, self._batches)
+            explain_loading(error, self.loader, self._batches, self._number)
             if not self.loader.persistent_workers:
                 end_pass(self._batches)
             raise
+        self._number += 1
+        return batch
 
 
 def prepare_loader(
@@ -215,7 +253,7 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
 def _remade(loader: DataLoader, **changed: Any) -> EpochLoader:
     """Returns an `EpochLoader` with the attributes of `loader`, but for those given, and its own workers."""
     made = EpochLoader.__new__(EpochLoader)
-    vars(made).update(vars(loader), _iterator=None, **changed)  # DataLoader does not let some of them be set
+    vars(made).update(vars(loader), _iterator=None, rows={}, **changed)  # DataLoader does not let some of them be set
     return made
 
 
@@ -244,8 +282,9 @@ def epoch_batches(
 
 def _indices(batches: Iterator[Any]) -> Iterator[Any] | None:
     """Returns the indices of `batches`, if this process loads each of them from its indices."""
-    is_indexed = isinstance(batches, _SingleProcessDataLoaderIter) and batches._dataset_kind == _DatasetKind.Map
-    return batches._sampler_iter if is_indexed else None
+    if isinstance(batches, _SingleProcessDataLoaderIter) and batches._dataset_kind == _DatasetKind.Map:
+        return batches._sampler_iter
+    return None
 
 
 def host_batches(loader: Any) -> Iterator[Any]:

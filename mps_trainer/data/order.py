@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -42,14 +42,10 @@ class SeededSampler(Sampler[int]):
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[int]:
-        yield from self.order_of(self.epoch)
-        self.epoch += 1
-
-    def order_of(self, epoch: int) -> Iterator[int]:
-        """Returns the order of any epoch, without disturbing the pass in progress."""
         sampler = copy.copy(self.sampler)
-        sampler.generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed + epoch)
-        return iter(sampler)
+        sampler.generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed + self.epoch)
+        yield from sampler
+        self.epoch += 1
 
 
 @dataclass(eq=False, repr=False)
@@ -101,26 +97,20 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self.padding_batches = set()
-        for number, (group, own) in enumerate(self._groups(self.batches)):
-            if not own:
-                self.padding_batches.add(number)
-            yield own or group[0][:1]
-
-    def of(self, batches: Iterable[Any]) -> Iterator[list[int]]:
-        """Yields the examples of this process in any batches; none for a padding batch."""
-        return (own for _, own in self._groups(batches))
-
-    def _groups(self, batches: Iterable[Any]) -> Iterator[tuple[list[list[int]], list[int]]]:
-        """Yields the batches that make one of all processes, and the examples that this process has of them."""
-        iterator = iter(batches)
+        iterator, number = iter(self.batches), 0
+        # a group of batches is one of all processes
         while group := [list(batch) for batch in itertools.islice(iterator, 1 if self.whole else self.size)]:
             is_end = not self.whole and len(group) < self.size
             if is_end and self.drop_last:
                 return
             if self.whole or (is_end and self.even):
-                yield group, evenly(list(itertools.chain(*group)), self.rank, self.size)
+                own = evenly(list(itertools.chain(*group)), self.rank, self.size)
             else:
-                yield group, group[self.rank] if self.rank < len(group) else []
+                own = group[self.rank] if self.rank < len(group) else []
+            if not own:
+                self.padding_batches.add(number)
+            yield own or group[0][:1]
+            number += 1
 
 
 def evenly(examples: Any, rank: int, size: int) -> Any:
