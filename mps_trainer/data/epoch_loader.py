@@ -88,7 +88,7 @@ class EpochLoader(DataLoader):
                 self.generator = generator
 
     @property
-    def _index_sampler(self) -> Any:  # type: ignore[override]
+    def _index_sampler(self) -> Any:
         """Returns what torch's iterators draw the indices of each batch from."""
         indices = super()._index_sampler
         return indices if isinstance(self.dataset, IterableDataset) else _RecordedIndices(indices, self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import pickle
 import re
@@ -137,9 +136,10 @@ def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list
 
     None where they are not recorded: a stream, a loader of another class, a batch of long ago.
     """
-    recorded = getattr(loader, "rows", {})
-    found = [recorded.get((epoch, number)) for number in range(first, first + count)]
-    return None if None in found else list(itertools.chain.from_iterable(found))
+    recorded, numbers = getattr(loader, "rows", {}), range(first, first + count)
+    if any((epoch, number) not in recorded for number in numbers):
+        return None
+    return [row for number in numbers for row in recorded[epoch, number]]
 
 
 def naming(rows: list[int]) -> str:
