@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import copy
 import functools
 import itertools
 import multiprocessing
@@ -53,6 +52,7 @@ class EpochLoader(DataLoader):
     made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
     rows: dict[tuple[int, int], Sequence[int]]  # of the dataset, by the epoch and the number of a batch
+    unloaded = 0  # batches at the beginning of the next pass that are not loaded
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass."""
@@ -115,7 +115,8 @@ class _RecordedIndices:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(functools.partial(self._record, self.loader.iteration), self.sampler, itertools.count())
+        recorded = map(functools.partial(self._record, self.loader.iteration), self.sampler, itertools.count())
+        return itertools.islice(recorded, self.loader.unloaded, None)
 
     def _record(self, epoch: int, indices: Any, number: int) -> Any:
         rows = self.loader.rows
@@ -133,7 +134,7 @@ class PrefetchIterator(Iterator[Any]):
     Nothing is drawn or loaded before the first batch is asked for, or `start` called.
 
     Args:
-        skip: the number of batches at the beginning to leave out. They are loaded only by workers and from streams.
+        skip: the number of batches at the beginning to leave out; they are loaded by workers and from streams.
         before_first: called after that, before the first batch that is given is loaded.
 
     Attributes:
@@ -151,7 +152,9 @@ class PrefetchIterator(Iterator[Any]):
 
     def start(self) -> None:
         """Loads the first batch."""
+        self._number = self.loader.unloaded
         self._batches = self.loader.iterate_once()
+        self.loader.unloaded = 0
         indices = _indices(self._batches)
         for _ in range(self._skip):
             self._next(indices)
@@ -219,9 +222,8 @@ def prepare_loader(
     sampler = getattr(loader.batch_sampler, "sampler", None)
     if (config.use_seedable_sampler or processes.is_distributed) and isinstance(sampler, RandomSampler):
         plain = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
-        order = SeededSampler(plain, torch.initial_seed() if args.data_seed is None else args.data_seed)
-        changed["batch_sampler"] = copy.copy(loader.batch_sampler)
-        changed["batch_sampler"].sampler = order
+        seed = torch.initial_seed() if args.data_seed is None else args.data_seed
+        loader.batch_sampler.sampler = SeededSampler(plain, seed)  # type: ignore[union-attr]  # in place, as Accelerate
     prepared = _remade(loader, **changed)
     if processes.is_distributed:
         prepared = _distributed(prepared, processes, config.split_batches if whole is None else whole, even)
@@ -258,18 +260,20 @@ def _remade(loader: DataLoader, **changed: Any) -> EpochLoader:
 
 
 def epoch_batches(
-    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None
+    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None, load_skipped: bool = False
 ) -> Iterator[Any]:
     """Returns the batches of an epoch in its order, without the first `skip`.
 
-    `loader` may be any iterable of batches. Skipped batches are not loaded where the order is known beforehand, unless
-    workers load them, whose generators then draw the same numbers.
+    `loader` may be any iterable of batches. Skipped batches are not loaded where the order is known beforehand.
 
     Args:
         before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
+        load_skipped: load skipped batches if there are workers, so that their generators draw the same numbers.
     """
     set_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):
+        if loader.num_workers and not load_skipped and not isinstance(loader.dataset, IterableDataset):
+            loader.unloaded, skip = skip, 0
         return PrefetchIterator(loader, skip, before_first)
     batches = iter(loader)
     skipped = _indices(batches) or batches

@@ -96,7 +96,8 @@ class BatchSource:
         before_first = None
         if BEFORE_WAITING in saved:
             before_first = self.restore_rng if waiting is None else functools.partial(set_rng, waiting)
-        self._batches = epoch_batches(self.loader, epoch, skip, before_first)
+        # a checkpoint of transformers does not have the states before the epoch: workers start anew, as there
+        self._batches = epoch_batches(self.loader, epoch, skip, before_first, load_skipped=before_epoch is not None)
         if isinstance(self._batches, PrefetchIterator) and waiting is not None:
             self._batches.start()
             self.restore_rng()
