@@ -121,10 +121,8 @@ def _one_ends(workers: list[Any]) -> bool:
 def _end(exitcode: int) -> str:
     if exitcode > 0:
         return f"ended with exit status {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:  # real-time signals have no names
-        name = f"signal {-exitcode}"
+    # real-time signals have no names
+    name = next((each.name for each in signal.Signals if each == -exitcode), f"signal {-exitcode}")
     return f"was ended by {name}" + (f": {_CAUSES[name]}" if name in _CAUSES else "")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..guards.signals import leave_signals_to_main_process
@@ -66,7 +66,7 @@ def close_workers(loader: Any) -> None:
 
     Left to garbage collection they take up to 5 s each, because the queues that tell them to end may be gone first.
     """
-    iterator = getattr(loader, "_iterator", None) if isinstance(loader, DataLoader) else None
+    iterator = getattr(loader, "_iterator", None)
     if isinstance(iterator, _MultiProcessingDataLoaderIter):
         loader._iterator = None
         end_pass(iterator)

@@ -112,14 +112,11 @@ def find_blocks(model: nn.Module, config: dict[str, Any]) -> list[nn.Module]:
     Raises:
         MisconfigurationException: if the model has no module of a class that is named.
     """
-    policy = config.get("auto_wrap_policy")
-    if policy == WHOLE:
+    policy, least = config.get("auto_wrap_policy"), config.get("min_num_params") or 0
+    if policy == WHOLE or (policy == BY_SIZE and not least):
         return []
-    if policy == BY_SIZE:
-        found = _by_size(model, config["min_num_params"]) if config.get("min_num_params") else []
-    else:
-        found = _by_class(model, config.get("transformer_layer_cls_to_wrap"))
-    return _without_tied(found, model)
+    names = config.get("transformer_layer_cls_to_wrap")
+    return _without_tied(_by_size(model, least) if policy == BY_SIZE else _by_class(model, names), model)
 
 
 def _by_class(model: nn.Module, names: list[str] | None) -> list[nn.Module]:

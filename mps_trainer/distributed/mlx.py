@@ -105,7 +105,7 @@ class Engine:
         self.group, self.timeout = group, timeout
         self.seconds = 0.0  # in collectives: transfer, and waiting for the other processes
         self._sockets = sockets
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._current: tuple[_Work, float] | None = None  # with the time of its start
         self.failure: Exception | None = None
         self._copied: list[tuple[Any, torch.Tensor]] = []  # host memory from which the device copies, with events
@@ -114,12 +114,9 @@ class Engine:
         threading.Thread(target=self._watch, name="mlx timeout", daemon=True).start()
         atexit.register(self.close)
 
-    def start(self, work: _Work) -> None:
-        self._queue.put(work)
-
     def close(self) -> None:
         """Ends the thread, which must not be in torch's code when the interpreter ends."""
-        self._queue.put(None)
+        self.queue.put(None)
         self._thread.join(5)
 
     def run(self, operation: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -137,7 +134,7 @@ class Engine:
         self._copied.append((_recorded_event(), source))
 
     def _work(self) -> None:
-        while (work := self._queue.get()) is not None:
+        while (work := self.queue.get()) is not None:
             if self.failure is None:
                 self._current = work, time.monotonic()
                 try:
@@ -242,7 +239,7 @@ class MLXProcessGroup(_ProcessGroup):
                 copy(target.detach(), result.view(target.dtype).view(target.shape))
 
         work = _Work(run, store if is_on_device else None, outputs)
-        engine.start(work)
+        engine.queue.put(work)
         if is_on_device and torch._C._current_graph_task_id() != -1:  # in a backward pass
             torch.autograd.Variable._execution_engine.queue_callback(work.finish)
         return work
