@@ -43,11 +43,11 @@ from .data.columns import is_table, signature_columns, without_unused_columns
 from .data.epoch_loader import num_examples, prepare_loader
 from .data.faults import refuse_in_starting_process
 from .data.plan import StepPlan
-from .data.samplers import eval_sampler, fitted_buckets, train_sampler
+from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
 from .data.workers import close_workers
-from .distributed import Processes, absent_named, fsdp, leave
+from .distributed import Processes, absent_named, leave, sharded
 from .distributed.ddp import inside
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
@@ -487,17 +487,15 @@ class Trainer:
             if norm is not None:
                 return norm
         self._mt_precision.unscale(self.optimizer)
-        clip = fsdp.clip_grad_norm if self.is_fsdp_enabled else nn.utils.clip_grad_norm_
-        return clip(model.parameters(), self.args.max_grad_norm)
+        return sharded.full(nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm))
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Returns the gradient norm for the log: `grad_norm`, or measured if clipping is off."""
         if grad_norm is not None:
             return grad_norm
         self._mt_precision.unscale(self.optimizer)
-        if self.is_fsdp_enabled:
-            return fsdp.total_norm(model.parameters())
-        return total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        norm_of = nn.utils.get_total_norm if self.is_fsdp_enabled else total_norm
+        return sharded.full(norm_of([p.grad for p in model.parameters() if p.grad is not None]))
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Makes the optimizer, then the schedule over `num_training_steps` steps."""
@@ -690,7 +688,7 @@ class Trainer:
         split = is_training and buckets_of(loader) is not None
         loader = prepare_loader(loader, self.args, self._mt_processes, whole=split or None, even=is_training)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
-            dataloaders.make_persistent(loader, dataset, dataloader_key, self.args.seed)
+            dataloaders.make_persistent(loader, dataset, self.args.seed)
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
         return loader
 
@@ -726,11 +724,10 @@ class Trainer:
         return eval_sampler(eval_dataset, self.args, self.processing_class, self._mt_training_buckets)
 
     def _mt_training_buckets(self) -> LengthBuckets | None:
-        """Returns the length buckets of `train_dataset`, also before training; None if it cannot be measured."""
-        if self._mt_length_buckets is None:
-            self._mt_length_buckets = fitted_buckets(
-                self.train_dataset, self.args, self.processing_class, self._remove_unused_columns
-            )
+        """Returns the length buckets of `train_dataset`, also before training; None if its order does not have any."""
+        if self._mt_length_buckets is None and (dataset := self.train_dataset) is not None:
+            kept = self._remove_unused_columns(dataset, description="Training") if is_table(dataset) else dataset
+            self._get_train_sampler(kept)
         return self._mt_length_buckets
 
     @property

@@ -16,8 +16,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerState
 
 from ..distributed import Processes
-from ..distributed.full_state import full_state_dict, whole_state
-from ..distributed.sharded import is_sharded
+from ..distributed.sharded import full_state_dict, is_sharded, whole_state
 from ..errors import AnotherProcessFailedError, CheckpointError
 from . import folders, loading, manifest
 from .files import why_not_written

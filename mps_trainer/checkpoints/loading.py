@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..distributed.fsdp import is_shard
-from ..distributed.full_state import load_full_weights, parted_state
-from ..distributed.sharded import class_of
+from ..distributed.sharded import class_of, is_shard, load_full_weights, parted_state
 from ..errors import MisconfigurationException
 from ..model.adapters import adapter_folders, load_adapters
 from . import manifest, schema, shards

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..devices.facts import parse_version
-from ..distributed.fsdp import is_shard
+from ..distributed.sharded import is_shard
 from ..errors import MisconfigurationException
 from . import manifest
 from .files import damaged, read_tensors

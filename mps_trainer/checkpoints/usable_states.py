@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..distributed.fsdp import is_shard
+from ..distributed.sharded import is_shard
 from ..utils.text import shown
 from . import schema
 

@@ -6,7 +6,6 @@ import functools
 import inspect
 import logging
 import sys
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from ..errors import MisconfigurationException
 from .buckets import BucketBatchSampler, LengthBuckets
 from .padding import PadToBucket
 from .samplers import warn_of_order
-from .workers import WorkerInit
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
@@ -111,15 +109,13 @@ def eval_dataset_named(given: Any, own: Any) -> tuple[str, Any]:
     return "eval", own if given is None else given
 
 
-def make_persistent(loader: Any, dataset: Any, key: str, seed: int) -> None:
+def make_persistent(loader: Any, dataset: Any, seed: int) -> None:
     """Prepares the loader of an evaluation, made for `dataset`, for workers that later evaluations use again.
 
     Their seeds do not come from torch's global generator: a resumed run would have to know which evaluations drew one.
     """
     loader.made_for = dataset
     loader.generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
-    if isinstance(loader.worker_init_fn, WorkerInit):
-        loader.worker_init_fn.purpose = 1 + zlib.crc32(key.encode())
 
 
 def kept_or_made(loader: Any, dataset: Any, make: Callable[[], Any], pass_number: int) -> Any:

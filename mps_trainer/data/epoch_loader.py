@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
+import functools
+import itertools
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, _DatasetKind
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
 from ..checkpoints.rng import rng_state
@@ -17,7 +22,6 @@ from .buckets import BucketBatchSampler, buckets_of
 from .faults import explain_loading, explain_starting
 from .order import (
     DistributedBatchSampler,
-    LaterBatches,
     SeededSampler,
     ShareOfStream,
     distributed_sampler,
@@ -31,12 +35,8 @@ if TYPE_CHECKING:
     from ..distributed import Processes
     from ..training_args import TrainingArguments
 
-# settings that a loader made from another takes over, beside the dataset and the batching
-_SETTINGS = (
-    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
-    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
-)
 _END = object()
+_RECORDED = 2**14  # so many batches are recorded (5 MB if they have 32 rows): a loss is read at the next log
 
 
 class EpochLoader(DataLoader):
@@ -51,6 +51,8 @@ class EpochLoader(DataLoader):
     pass_number: int | None = None  # seeds workers that persist, see WorkerInit; None for the epoch
     made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
+    rows: dict[tuple[int, int], Sequence[int]]  # of the dataset, by the epoch and the number of a batch
+    unloaded = 0  # batches at the beginning of the next pass that are not loaded
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass."""
@@ -86,6 +88,12 @@ class EpochLoader(DataLoader):
                 self.generator = generator
 
     @property
+    def _index_sampler(self) -> Any:
+        """Returns what torch's iterators draw the indices of each batch from."""
+        indices = super()._index_sampler
+        return indices if isinstance(self.dataset, IterableDataset) else _RecordedIndices(indices, self)
+
+    @property
     def total_batch_size(self) -> int | None:
         """Returns the number of examples in a batch over all processes."""
         distributed = distributed_sampler(self)
@@ -97,40 +105,62 @@ class EpochLoader(DataLoader):
         return len(self.dataset)  # type: ignore[arg-type]
 
 
+class _RecordedIndices:
+    """Gives the indices of a sampler, and records in the loader which rows a batch has."""
+
+    def __init__(self, sampler: Any, loader: EpochLoader) -> None:
+        self.sampler, self.loader = sampler, loader
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        recorded = map(functools.partial(self._record, self.loader.iteration), self.sampler, itertools.count())
+        return itertools.islice(recorded, self.loader.unloaded, None)
+
+    def _record(self, epoch: int, indices: Any, number: int) -> Any:
+        rows = self.loader.rows
+        with contextlib.suppress(TypeError):  # a dataset may have other keys than numbers
+            given = indices if isinstance(indices, (list, tuple)) else [indices]
+            rows[epoch, number] = array.array("q", given)
+        if len(rows) > _RECORDED:
+            del rows[next(iter(rows))]
+        return indices
+
+
 class PrefetchIterator(Iterator[Any]):
     """Iterates over an `EpochLoader` and loads one batch ahead.
 
     Nothing is drawn or loaded before the first batch is asked for, or `start` called.
 
     Args:
-        skip: the number of batches at the beginning to load and leave out.
-        before_first: called after these are loaded, before the first batch that is given.
+        skip: the number of batches at the beginning to leave out; they are loaded by workers and from streams.
+        before_first: called after that, before the first batch that is given is loaded.
 
     Attributes:
-        records: whether to read the random number generators' states before each batch is loaded.
-        before_waiting: the states before the batch that is loaded and not yet given; None without one. A resumed run
-            loads that batch again, with the same draws.
-        draws: whether loading the first batch changed the state of a generator; True before that.
+        before_waiting: the random number generators' states (0.05 ms to read) before the batch that is loaded and not
+            yet given; None without one. A resumed run loads that batch again, with the same draws.
     """
 
     def __init__(self, loader: EpochLoader, skip: int = 0, before_first: Callable[[], None] | None = None) -> None:
         self.loader = loader
-        self.records, self.draws = False, True
         self.before_waiting: dict[str, Any] | None = None
         self._skip, self._before_first = skip, before_first
         self._batches: Iterator[Any] | None = None
+        self._number = 0  # of the next batch in the epoch
         self._waiting: Any = _END
 
     def start(self) -> None:
         """Loads the first batch."""
+        self._number = self.loader.unloaded
         self._batches = self.loader.iterate_once()
+        self.loader.unloaded = 0
+        indices = _indices(self._batches)
         for _ in range(self._skip):
-            self._next()
+            self._next(indices)
         if self._before_first is not None:
             self._before_first()
-        before = _comparable_rng_state()
         self._load()
-        self.draws = _comparable_rng_state() != before
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -146,28 +176,25 @@ class PrefetchIterator(Iterator[Any]):
         self._batches, self._waiting = iter(()), _END
 
     def _load(self) -> None:
-        self.before_waiting = rng_state() if self.records else None
+        self.before_waiting = rng_state()
         self._waiting = self._next()
         if self._waiting is _END:
             self.before_waiting = None
             self.loader.end_of_dataloader = True
             self.loader.iteration += 1
 
-    def _next(self) -> Any:
+    def _next(self, indices: Iterator[Any] | None = None) -> Any:
+        """Returns the next batch, or only draws its `indices`."""
         assert self._batches is not None
         try:
-            return next(self._batches, _END)
+            batch = next(self._batches if indices is None else indices, _END)
         except Exception as error:
-            explain_loading(error, self.loader, self._batches)
+            explain_loading(error, self.loader, self._batches, self._number)
             if not self.loader.persistent_workers:
                 end_pass(self._batches)
             raise
-
-
-def _comparable_rng_state() -> tuple[Any, ...]:
-    state = rng_state()
-    _, keys, position, *_ = state["numpy"]
-    return state["python"], keys.tobytes(), position, state["cpu"].numpy().tobytes()
+        self._number += 1
+        return batch
 
 
 def prepare_loader(
@@ -188,19 +215,18 @@ def prepare_loader(
     if isinstance(loader, EpochLoader) or not isinstance(loader, DataLoader):
         return loader
     config: Any = args.accelerator_config
-    batching = _batching(loader)
+    changed: dict[str, Any] = {"transfer": None if args.device.type == "cpu" else BatchTransfer(args.device)}
     if loader.num_workers:
         persists = loader.persistent_workers
-        batching["worker_init_fn"] = WorkerInit(loader.worker_init_fn, args.seed if persists else None, processes.rank)
-    prepared = _remade(loader, EpochLoader, **batching)
-    sampler = getattr(prepared.batch_sampler, "sampler", None)
+        changed["worker_init_fn"] = WorkerInit(loader.worker_init_fn, args.seed if persists else None, processes.rank)
+    sampler = getattr(loader.batch_sampler, "sampler", None)
     if (config.use_seedable_sampler or processes.is_distributed) and isinstance(sampler, RandomSampler):
         plain = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
-        order = SeededSampler(plain, torch.initial_seed() if args.data_seed is None else args.data_seed)
-        prepared.batch_sampler.sampler = order
+        seed = torch.initial_seed() if args.data_seed is None else args.data_seed
+        loader.batch_sampler.sampler = SeededSampler(plain, seed)  # type: ignore[union-attr]  # in place, as Accelerate
+    prepared = _remade(loader, **changed)
     if processes.is_distributed:
         prepared = _distributed(prepared, processes, config.split_batches if whole is None else whole, even)
-    prepared.transfer = None if args.device.type == "cpu" else BatchTransfer(args.device)
     return prepared
 
 
@@ -214,7 +240,8 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, even=even, drop_last=drop_last)
-        return _remade(loader, EpochLoader, dataset=stream, batch_size=own, drop_last=drop_last)
+        batches = BatchSampler(loader.sampler, own, drop_last)
+        return _remade(loader, dataset=stream, batch_sampler=batches, batch_size=own, drop_last=drop_last)
     if loader.batch_sampler is None:
         raise MisconfigurationException(
             "The dataset gives whole batches (batch_size=None), which cannot be distributed to several processes. "
@@ -222,24 +249,14 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
             "process its own batches."
         )
     share = DistributedBatchSampler(loader.batch_sampler, rank, size, whole=whole, even=even, drop_last=drop_last)
-    return _remade(loader, EpochLoader, batch_sampler=share)
+    return _remade(loader, batch_sampler=share, batch_size=None)
 
 
-def _batching(loader: DataLoader) -> dict[str, Any]:
-    """Returns the settings of `loader` that decide which examples make a batch."""
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_size is None and loader.batch_sampler is None:
-        return {"batch_size": None, "sampler": loader.sampler}
-    if type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
-        return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
-    return {"batch_sampler": loader.batch_sampler}
-
-
-def _remade(loader: DataLoader, kind: type[DataLoader], **settings: Any) -> Any:
-    """Returns a loader of class `kind` with the dataset and settings of `loader`, but for those given."""
-    own = {name: getattr(loader, name) for name in ("dataset", *_SETTINGS) if hasattr(loader, name)}
-    return kind(**(own | settings))
+def _remade(loader: DataLoader, **changed: Any) -> EpochLoader:
+    """Returns an `EpochLoader` with the attributes of `loader`, but for those given, and its own workers."""
+    made = EpochLoader.__new__(EpochLoader)
+    vars(made).update(vars(loader), _iterator=None, rows={}, **changed)  # DataLoader does not let some of them be set
+    return made
 
 
 def epoch_batches(
@@ -253,25 +270,25 @@ def epoch_batches(
         before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
         load_skipped: load skipped batches if there are workers, so that their generators draw the same numbers.
     """
-    kind = EpochLoader if isinstance(loader, EpochLoader) else DataLoader
-    has_own_pass = not isinstance(loader, DataLoader) or type(loader).__iter__ is not kind.__iter__
-    loads_all = load_skipped and getattr(loader, "num_workers", 0) > 0
-    if skip and not (loads_all or has_own_pass or isinstance(loader.dataset, IterableDataset)):
-        if loader.batch_sampler is not None:
-            loader = _remade(loader, kind, batch_sampler=LaterBatches(loader.batch_sampler, skip, before_first))
-        else:
-            later = LaterBatches(loader.sampler, skip, before_first)
-            loader = _remade(loader, kind, batch_size=None, sampler=later)
-        skip, before_first = 0, None
     set_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):
+        if loader.num_workers and not load_skipped and not isinstance(loader.dataset, IterableDataset):
+            loader.unloaded, skip = skip, 0
         return PrefetchIterator(loader, skip, before_first)
     batches = iter(loader)
+    skipped = _indices(batches) or batches
     for _ in range(skip):
-        next(batches, None)
+        next(skipped, None)
     if before_first is not None:
         before_first()
     return batches
+
+
+def _indices(batches: Iterator[Any]) -> Iterator[Any] | None:
+    """Returns the indices of `batches`, if this process loads each of them from its indices."""
+    if isinstance(batches, _SingleProcessDataLoaderIter) and batches._dataset_kind == _DatasetKind.Map:
+        return batches._sampler_iter
+    return None
 
 
 def host_batches(loader: Any) -> Iterator[Any]:

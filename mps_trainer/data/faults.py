@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import pickle
 import re
@@ -10,15 +9,12 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data import IterableDataset
 
 from ..errors import MisconfigurationException, explain
-from .buckets import BucketBatchSampler
-from .order import DistributedBatchSampler, LaterBatches, SeededSampler
 
 _MOST_TRIED = 256  # rows in a batch, up to which each is tried by itself
 _MOST_NAMED = 32  # rows that a message names
@@ -30,11 +26,11 @@ _CAUSES = {
 }
 
 
-def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
-    """Explains `error`, raised when the next of `batches`, torch's iterator over `loader`, was loaded."""
+def explain_loading(error: Exception, loader: Any, batches: Any, number: int) -> None:
+    """Explains `error`, raised when batch `number` of `batches`, torch's iterator over `loader`, was loaded."""
     try:
         text = _why_files_ran_out(error, loader) or why_worker_died(error, batches)
-        text = text or _why_batch_failed(error, loader, batches)
+        text = text or _why_batch_failed(loader, number)
     except Exception as another:  # a search for the fault must not hide the fault; a worker's death is heard anywhere
         text = why_worker_died(another, batches)
     if text is not None:
@@ -125,10 +121,8 @@ def _one_ends(workers: list[Any]) -> bool:
 def _end(exitcode: int) -> str:
     if exitcode > 0:
         return f"ended with exit status {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:  # real-time signals have no names
-        name = f"signal {-exitcode}"
+    # real-time signals have no names
+    name = next((each.name for each in signal.Signals if each == -exitcode), f"signal {-exitcode}")
     return f"was ended by {name}" + (f": {_CAUSES[name]}" if name in _CAUSES else "")
 
 
@@ -138,33 +132,12 @@ def _end(exitcode: int) -> str:
 def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list[int] | None:
     """Returns the indices of the rows of `count` batches of an epoch, from batch number `first` (from 0) on.
 
-    None where the order cannot be drawn again: a stream, a sampler that keeps no seed, a loader of another class.
+    None where they are not recorded: a stream, a loader of another class, a batch of long ago.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    recorded, numbers = getattr(loader, "rows", {}), range(first, first + count)
+    if any((epoch, number) not in recorded for number in numbers):
         return None
-    is_batched = loader.batch_sampler is not None
-    sampler: Any = loader.batch_sampler if is_batched else loader.sampler
-    if isinstance(sampler, LaterBatches):
-        sampler, first = sampler.batch_sampler, first + sampler.skip
-    if (order := _order(sampler, epoch)) is None:
-        return None
-    chosen = itertools.islice(order, first, first + count)
-    return [int(row) for row in (itertools.chain.from_iterable(chosen) if is_batched else chosen)]
-
-
-def _order(sampler: Any, epoch: int) -> Iterable[Any] | None:
-    """Returns the rows, or batches of rows, that a sampler gives in an epoch; None if that is unknown."""
-    if isinstance(sampler, SeededSampler):
-        return sampler.order_of(epoch)
-    if type(sampler) is SequentialSampler:
-        return range(len(sampler.data_source))
-    if isinstance(sampler, BucketBatchSampler):
-        return sampler.batches_of(epoch)
-    if isinstance(sampler, DistributedBatchSampler):
-        batches = _order(sampler.batches, epoch)
-        return None if batches is None else sampler.of(batches)
-    order: Any = _order(sampler.sampler, epoch) if type(sampler) is BatchSampler else None
-    return None if order is None else BatchSampler(order, sampler.batch_size, sampler.drop_last)
+    return [row for number in numbers for row in recorded[epoch, number]]
 
 
 def naming(rows: list[int]) -> str:
@@ -174,32 +147,16 @@ def naming(rows: list[int]) -> str:
     return f"row{'s' if len(rows) != 1 else ''} {named}{more}"
 
 
-def _why_batch_failed(error: Exception, loader: Any, batches: Any) -> str | None:
-    iterator, rows = _in_this_process(error)
-    number = getattr(batches if iterator is None else iterator, "_num_yielded", None)
+def _why_batch_failed(loader: Any, number: int) -> str | None:
     if isinstance(loader.dataset, IterableDataset):
         kind = type(loader.dataset).__name__
         return f"Batch {number} of the epoch, counted from 0, could not be made from the stream {kind}."
-    if rows is None and number is not None and loader.in_order:
-        rows = rows_of_batches(loader, loader.iteration, number)
+    is_in_order = loader.in_order or not loader.num_workers
+    rows = rows_of_batches(loader, loader.iteration, number) if is_in_order else None
     if rows is None:
         return None
     batched = loader.batch_size is not None or loader.batch_sampler is not None
     return _find(loader.dataset, loader.collate_fn, rows, batched)
-
-
-def _in_this_process(error: Exception) -> tuple[Any, list[int] | None]:
-    """Returns torch's iterator and the rows that it was loading, if that was in this process."""
-    trace = error.__traceback__
-    while trace is not None:
-        inside = trace.tb_frame.f_locals
-        iterator: Any = inside.get("self")
-        if trace.tb_frame.f_code.co_name == "_next_data" and isinstance(iterator, _SingleProcessDataLoaderIter):
-            index: Any = inside.get("index")
-            rows = index if isinstance(index, (list, tuple)) else [index]
-            return iterator, None if None in rows else [int(row) for row in rows]
-        trace = trace.tb_next
-    return None, None
 
 
 def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 
 def set_epoch(epoch: int, *receivers: Any) -> None:
@@ -42,40 +42,10 @@ class SeededSampler(Sampler[int]):
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[int]:
-        yield from self.order_of(self.epoch)
-        self.epoch += 1
-
-    def order_of(self, epoch: int) -> Iterator[int]:
-        """Returns the order of any epoch, without disturbing the pass in progress."""
         sampler = copy.copy(self.sampler)
-        sampler.generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed + epoch)
-        return iter(sampler)
-
-
-@dataclass(eq=False, repr=False)
-class LaterBatches(BatchSampler):
-    """Skips the first `skip` batches of a batch sampler without loading their examples.
-
-    Args:
-        before_first: called after the last skipped batch, before the first batch is loaded.
-    """
-
-    batch_sampler: Any
-    skip: int
-    before_first: Callable[[], None] | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        set_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
-
-    def __iter__(self) -> Iterator[Any]:
-        for position, batch in enumerate(self.batch_sampler):
-            if position == self.skip and self.before_first is not None:
-                self.before_first()
-            if position >= self.skip:
-                yield batch
-
-    def __len__(self) -> int:
-        return max(len(self.batch_sampler) - self.skip, 0)
+        sampler.generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed + self.epoch)
+        yield from sampler
+        self.epoch += 1
 
 
 @dataclass(eq=False, repr=False)
@@ -127,26 +97,20 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self.padding_batches = set()
-        for number, (group, own) in enumerate(self._groups(self.batches)):
-            if not own:
-                self.padding_batches.add(number)
-            yield own or group[0][:1]
-
-    def of(self, batches: Iterable[Any]) -> Iterator[list[int]]:
-        """Yields the examples of this process in any batches; none for a padding batch."""
-        return (own for _, own in self._groups(batches))
-
-    def _groups(self, batches: Iterable[Any]) -> Iterator[tuple[list[list[int]], list[int]]]:
-        """Yields the batches that make one of all processes, and the examples that this process has of them."""
-        iterator = iter(batches)
+        iterator, number = iter(self.batches), 0
+        # a group of batches is one of all processes
         while group := [list(batch) for batch in itertools.islice(iterator, 1 if self.whole else self.size)]:
             is_end = not self.whole and len(group) < self.size
             if is_end and self.drop_last:
                 return
             if self.whole or (is_end and self.even):
-                yield group, evenly(list(itertools.chain(*group)), self.rank, self.size)
+                own = evenly(list(itertools.chain(*group)), self.rank, self.size)
             else:
-                yield group, group[self.rank] if self.rank < len(group) else []
+                own = group[self.rank] if self.rank < len(group) else []
+            if not own:
+                self.padding_batches.add(number)
+            yield own or group[0][:1]
+            number += 1
 
 
 def evenly(examples: Any, rank: int, size: int) -> Any:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def train_sampler(
     dataset: Any, args: TrainingArguments, batch_size: int, processing_class: Any, processes: Processes
 ) -> Sampler | None:
-    """Returns the order of the training examples; None for a dataset without length.
+    """Returns the order of the training examples; None for a stream and a dataset without length.
 
     Args:
         batch_size: batch size of the loader of one process; it may be smaller than that of `args`.
@@ -34,7 +34,7 @@ def train_sampler(
     Raises:
         MisconfigurationException: for a strategy that this dataset, or several processes, cannot have.
     """
-    if dataset is None or not has_length(dataset):
+    if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
         warn_of_order(dataset, args)
         return None
     if len(dataset) == 0:
@@ -127,21 +127,6 @@ def _rebalanced(lengths: list[int], update: int, accumulation: int, drop_last: b
         )
     processes = {"dp_size": 1, "rank": 0}
     return kind(lengths, update, grad_accum=accumulation, drop_last=drop_last, **processes)
-
-
-def fitted_buckets(
-    dataset: Any, args: TrainingArguments, processing_class: Any, remove_unused_columns: Callable[..., Any]
-) -> LengthBuckets | None:
-    """Returns the length buckets of a training dataset; None if its examples cannot be measured."""
-    if not has_length(dataset) or len(dataset) == 0 or isinstance(dataset, IterableDataset):
-        return None
-    if is_table(dataset):
-        dataset = remove_unused_columns(dataset, description="Training")
-    try:
-        lengths = lengths_of(dataset, args.length_column_name, processing_class)
-    except MisconfigurationException:  # training raises it; an evaluation can do without
-        return None
-    return LengthBuckets.fitted(lengths, args.num_length_buckets)
 
 
 def warn_of_order(dataset: Any, args: TrainingArguments) -> None:

@@ -12,22 +12,6 @@ from ..utils.nested import map_tensors, tensors_in
 _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
 
 
-def to_device(data: Any, device: torch.device) -> Any:
-    """Returns `data` with every tensor in it on `device`; dictionaries, lists and tuples keep their type.
-
-    Another object is moved by its method `to`, if it has one, as Accelerate moves a batch of graphs. On mps, which has
-    no float64, such tensors become float32: they are what NumPy makes of Python's floats.
-    """
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(device=device, dtype=_dtype_on(device, tensor), non_blocking=device.type == "cuda")
-
-    def move_object(value: Any) -> Any:
-        return value.to(device) if device.type != "cpu" and callable(getattr(value, "to", None)) else value
-
-    return map_tensors(data, move, move_object)
-
-
 class BatchTransfer:
     """Moves batches to `device`: the tensors of one that are in host memory in a single copy.
 
@@ -43,19 +27,23 @@ class BatchTransfer:
         )
 
     def __call__(self, data: Any) -> Any:
-        """Returns `data` on the device; see `to_device`."""
-        if self.device.type == "cpu":
-            return to_device(data, self.device)
-        packable = [tensor for tensor in tensors_in(data) if _packs(tensor)]
-        if len(packable) < 2 and self.device.type != "mps":
-            return to_device(data, self.device)
-        moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
+        """Returns `data` with every tensor in it on the device; dictionaries, lists and tuples keep their type.
+
+        Another object is moved by its method `to`, if it has one, as Accelerate moves a batch of graphs. On mps, which
+        has no float64, such tensors become float32: they are what NumPy makes of Python's floats.
+        """
         device = self.device
+        if device.type == "cpu":
+            return map_tensors(data, lambda tensor: tensor.to(device))
+        packable = [tensor for tensor in tensors_in(data) if _packs(tensor)]
+        moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
 
-        def move(each: Any) -> Any:
-            return moved[id(each)] if id(each) in moved else to_device(each, device)
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) in moved:
+                return moved[id(tensor)]
+            return tensor.to(device, _dtype_on(device, tensor), non_blocking=device.type == "cuda")
 
-        return map_tensors(data, move, move)
+        return map_tensors(data, move, lambda each: each.to(device) if callable(getattr(each, "to", None)) else each)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies `tensors` to the device in one buffer and returns views of it."""

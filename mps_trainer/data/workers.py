@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ..guards.signals import leave_signals_to_main_process
@@ -24,12 +24,7 @@ class WorkerInit:
     Args:
         then: the loader's own `worker_init_fn`, which is called as well.
         seed: the seed of the run; None for workers that live for one pass, which keep PyTorch's seeds.
-
-    Attributes:
-        purpose: tells the draws of one loader from those of another; 0 for training.
     """
-
-    purpose = 0
 
     def __init__(self, then: Any, seed: int | None = None, rank: int = 0) -> None:
         self.then, self.seed, self.rank = then, seed, rank
@@ -59,7 +54,7 @@ class WorkerInit:
         _DatasetKind.create_fetcher = staticmethod(seed_and_make)  # type: ignore[method-assign]
 
     def _seed_all(self, number: int, worker: int) -> None:
-        entropy = [(self.seed or 0) % 2**64, self.rank, self.purpose, number, worker]
+        entropy = [(self.seed or 0) % 2**64, self.rank, number, worker]
         seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         random.seed(seed)
         np.random.seed(seed)
@@ -71,7 +66,7 @@ def close_workers(loader: Any) -> None:
 
     Left to garbage collection they take up to 5 s each, because the queues that tell them to end may be gone first.
     """
-    iterator = getattr(loader, "_iterator", None) if isinstance(loader, DataLoader) else None
+    iterator = getattr(loader, "_iterator", None)
     if isinstance(iterator, _MultiProcessingDataLoaderIter):
         loader._iterator = None
         end_pass(iterator)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import fsdp
+from .sharded import is_sharded
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
@@ -42,8 +42,6 @@ def inside(model: Any) -> Any:
 
 def no_sync(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
     """Disables the gradient all-reduce inside if `wanted`, because more batches are accumulated."""
-    if not wanted:
-        return contextlib.nullcontext()
-    if isinstance(model, DistributedDataParallel):
-        return model.no_sync()
-    return fsdp.no_sync(model) if fsdp.is_sharded(model) else contextlib.nullcontext()
+    if is_sharded(model):
+        model.set_requires_gradient_sync(not wanted)  # type: ignore[operator]
+    return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else contextlib.nullcontext()

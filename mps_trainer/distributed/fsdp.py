@@ -6,12 +6,11 @@ does the work; this module chooses the blocks.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,11 +33,6 @@ logger = logging.getLogger(__name__)
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 
 
-def is_shard(tensor: Any) -> bool:
-    """Returns True if each process has a part of `tensor`."""
-    return hasattr(tensor, "full_tensor")
-
-
 def sharded(
     model: nn.Module, args: TrainingArguments, processes: Processes, recompute_settings: dict[str, Any]
 ) -> nn.Module:
@@ -59,11 +53,13 @@ def sharded(
 
     config: Any = args.fsdp_config
     blocks = find_blocks(model, config)
-    if not blocks and processes.is_first and (remedy := _remedy_for_no_blocks(config)) is not None:
+    policy = config.get("auto_wrap_policy")
+    wants_blocks = policy != WHOLE and (policy != BY_SIZE or config.get("min_num_params"))
+    if wants_blocks and not blocks and processes.is_first:
         logger.warning(
-            "fsdp: %s has no block, so each step gathers the whole model at once. %s in fsdp_config.",
+            "fsdp: %s has no block, so each step gathers the whole model at once. Name the class of its blocks with "
+            "transformer_layer_cls_to_wrap in fsdp_config, or give a smaller min_num_params.",
             type(model).__name__,
-            remedy,
         )
     for unit in (*blocks, model):
         _require_one_format(unit)
@@ -88,14 +84,6 @@ def sharded(
         register_fsdp_forward_method(model, "generate")
     logger.info("Sharded over %d processes, in %d blocks and the remaining layers.", processes.size, len(blocks))
     return model
-
-
-def _remedy_for_no_blocks(config: dict[str, Any]) -> str | None:
-    """Returns the advice for a model without blocks; None if the arguments ask for none."""
-    policy = config.get("auto_wrap_policy")
-    if policy == BY_SIZE:
-        return "Give a smaller min_num_params" if config.get("min_num_params") else None
-    return None if policy == WHOLE else "Name the class of its blocks with transformer_layer_cls_to_wrap"
 
 
 def _precision(args: TrainingArguments, is_block: bool) -> Any:
@@ -124,14 +112,11 @@ def find_blocks(model: nn.Module, config: dict[str, Any]) -> list[nn.Module]:
     Raises:
         MisconfigurationException: if the model has no module of a class that is named.
     """
-    policy = config.get("auto_wrap_policy")
-    if policy == WHOLE:
+    policy, least = config.get("auto_wrap_policy"), config.get("min_num_params") or 0
+    if policy == WHOLE or (policy == BY_SIZE and not least):
         return []
-    if policy == BY_SIZE:
-        found = _by_size(model, config["min_num_params"]) if config.get("min_num_params") else []
-    else:
-        found = _by_class(model, config.get("transformer_layer_cls_to_wrap"))
-    return _without_tied(found, model)
+    names = config.get("transformer_layer_cls_to_wrap")
+    return _without_tied(_by_size(model, least) if policy == BY_SIZE else _by_class(model, names), model)
 
 
 def _by_class(model: nn.Module, names: list[str] | None) -> list[nn.Module]:
@@ -150,25 +135,18 @@ def _by_class(model: nn.Module, names: list[str] | None) -> list[nn.Module]:
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
     """Returns the modules with at least `least` parameters beside those of smaller such modules."""
-    found: list[nn.Module] = []
-    seen: set[nn.Module] = set()
+    from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 
-    def left_of(module: nn.Module) -> int:
-        if module in seen:
-            return 0
-        seen.add(module)
-        left = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        if isinstance(module, nn.MultiheadAttention):  # uses its child's parameters without calling it
-            left = sum(parameter.numel() for parameter in module.parameters())
-        else:
-            left += sum(map(left_of, module.children()))
-        if left < least or module is model or isinstance(module, _NOT_CALLED):
-            return left
-        found.append(module)
-        return 0
+    found: dict[nn.Module, None] = {}
 
-    left_of(model)
-    return found
+    def note(module: nn.Module) -> nn.Module:
+        found[module] = None
+        return module
+
+    excluded: Any = set(_NOT_CALLED)
+    policy = functools.partial(size_based_auto_wrap_policy, min_num_params=least, exclude_wrap_modules=excluded)
+    _recursive_wrap(model, policy, note, set(), set(), only_wrap_children=True)
+    return list(found)
 
 
 def _without_tied(blocks: list[nn.Module], model: nn.Module) -> list[nn.Module]:
@@ -228,52 +206,3 @@ def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
 
     for block in blocks:
         block.forward = recomputing(block, block.forward)
-
-
-@contextlib.contextmanager
-def no_sync(model: Any) -> Iterator[None]:
-    """Disables the gradient reduce-scatter inside, because more batches are accumulated."""
-    model.set_requires_gradient_sync(False)
-    try:
-        yield
-    finally:
-        model.set_requires_gradient_sync(True)
-
-
-@contextlib.contextmanager
-def zeroed_gradients(model: Any) -> Iterator[None]:
-    """Makes forward and backward passes inside produce gradients of 0 for each parameter.
-
-    A loss of 0 would not: 0 times an activation that is infinite or nan is nan.
-    """
-    handles: list[Any] = []
-
-    def watch(module: nn.Module, given: Any) -> None:
-        """Zeroes the gradients of the parameters that were just gathered for this block."""
-        for parameter in module.parameters():
-            if parameter.requires_grad and not is_shard(parameter):
-                handles.append(parameter.register_hook(torch.zeros_like))
-
-    for module in model.modules():
-        if is_sharded(module):
-            handles.append(module.register_forward_pre_hook(watch))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-    """Clips the gradients to `max_norm`. Returns their norm before that, over all shards, on the device."""
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = total_norm(trained, norm_type)
-    torch.nn.utils.clip_grads_with_norm_(trained, max_norm, norm)
-    return norm
-
-
-def total_norm(parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
-    """Returns the norm of the gradients of `parameters`, over all processes' parts."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type)
-    return norm.full_tensor() if is_shard(norm) else norm

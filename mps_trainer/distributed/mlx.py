@@ -33,12 +33,11 @@ NAME = "mlx"
 _CACHED = 256 << 20  # bytes of freed buffers that MLX may keep; by default it keeps as many as the machine has memory
 _SHORT = 4096  # bytes; up to here an all-gather, which takes one round, and a sum on the host replace an all-reduce
 _SUMMED = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)  # MLX would make float64 float32
-_REDUCTIONS: dict[Any, tuple[str | None, Callable[..., torch.Tensor]]] = {
+_REDUCTIONS: dict[Any, tuple[str, Callable[..., torch.Tensor]]] = {
     dist.ReduceOp.SUM: ("all_sum", torch.sum),
     dist.ReduceOp.AVG: ("all_sum", torch.mean),
     dist.ReduceOp.MIN: ("all_min", torch.amin),
     dist.ReduceOp.MAX: ("all_max", torch.amax),
-    dist.ReduceOp.PRODUCT: (None, torch.prod),
 }
 _Tensors = list[torch.Tensor]
 # torch's declaration has only the calls of Python, and not those of DistributedDataParallel, which come from C++
@@ -56,22 +55,11 @@ class _Work(dist.Work):
 
     def __init__(self, run: Callable[[], None], copy_back: Callable[[], None] | None, outputs: Any) -> None:
         super().__init__()
-        self._run, self._copy_back, self._outputs = run, copy_back, outputs
+        self.run, self._copy_back, self._outputs = run, copy_back, outputs
         self.error: Exception | None = None
         self._has_run = threading.Event()
         self._done: Future = Future()
         self._future = self._done.then(lambda _: self._value())  # a callback can fail, a future of Python's cannot
-
-    def run(self) -> None:
-        try:
-            self._run()
-        except Exception as error:
-            self.error = self.error or error
-
-    def fail(self, error: Exception) -> None:
-        """Ends the wait for a collective that does not end."""
-        self.error = self.error or error
-        self.end_run()
 
     def finish(self) -> None:
         """Waits for the collective and copies its results to the device. Raises the error of the collective."""
@@ -89,8 +77,9 @@ class _Work(dist.Work):
     def get_future(self) -> Future:
         return self._future
 
-    def end_run(self) -> None:
-        """Lets those who wait go on."""
+    def end_run(self, error: Exception | None) -> None:
+        """Lets those who wait go on, or fail with `error`."""
+        self.error = self.error or error
         self._has_run.set()
         if self._copy_back is None:
             self._complete()
@@ -114,9 +103,9 @@ class Engine:
 
     def __init__(self, group: Any, sockets: Sequence[Any], timeout: float) -> None:
         self.group, self.timeout = group, timeout
-        self._seconds = 0.0
+        self.seconds = 0.0  # in collectives: transfer, and waiting for the other processes
         self._sockets = sockets
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._current: tuple[_Work, float] | None = None  # with the time of its start
         self.failure: Exception | None = None
         self._copied: list[tuple[Any, torch.Tensor]] = []  # host memory from which the device copies, with events
@@ -125,12 +114,9 @@ class Engine:
         threading.Thread(target=self._watch, name="mlx timeout", daemon=True).start()
         atexit.register(self.close)
 
-    def start(self, work: _Work) -> None:
-        self._queue.put(work)
-
     def close(self) -> None:
         """Ends the thread, which must not be in torch's code when the interpreter ends."""
-        self._queue.put(None)
+        self.queue.put(None)
         self._thread.join(5)
 
     def run(self, operation: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -138,13 +124,8 @@ class Engine:
         result = getattr(mx.distributed, operation)(mx.array(tensor), group=self.group, stream=mx.cpu)
         start = time.monotonic()
         mx.eval(result)
-        self._seconds += time.monotonic() - start
+        self.seconds += time.monotonic() - start
         return torch.from_dlpack(result)
-
-    def take_seconds(self) -> float:
-        """Returns the seconds in collectives since the last call: transfer, and waiting for the other processes."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
 
     def to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copies without a wait, and keeps `source` until the device has read it (pytorch issue 189690)."""
@@ -153,16 +134,15 @@ class Engine:
         self._copied.append((_recorded_event(), source))
 
     def _work(self) -> None:
-        while (work := self._queue.get()) is not None:
-            if self.failure is not None:
-                work.fail(self.failure)
-                continue
-            self._current = work, time.monotonic()
-            work.run()
-            self._current = None
-            if work.error is not None:  # before anybody goes on: the others would wait for this process
-                self._break(work.error)
-            work.end_run()
+        while (work := self.queue.get()) is not None:
+            if self.failure is None:
+                self._current = work, time.monotonic()
+                try:
+                    work.run()
+                except Exception as error:  # before anybody goes on: the others would wait for this process
+                    self._break(error)
+                self._current = None
+            work.end_run(self.failure)
 
     def _watch(self) -> None:
         while self.failure is None:
@@ -170,7 +150,7 @@ class Engine:
             current = self._current
             if current is not None and time.monotonic() - current[1] > self.timeout:
                 late = RuntimeError(f"[mlx] A collective took longer than ddp_timeout, {self.timeout:g} s.")
-                current[0].fail(late)
+                current[0].end_run(late)
                 self._break(late)
 
     def _break(self, error: Exception) -> None:
@@ -218,16 +198,7 @@ class MLXProcessGroup(_ProcessGroup):
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> _Work:
         return self._start(self._gather, [given], [output], output)
 
-    def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> _Work:
-        operation, stacked = _operation(opts), [torch.stack(group) for group in inputs]
-        return self._start(lambda host: self._reduce(host, operation)[self._rank], stacked, outputs, outputs)
-
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> _Work:
-        return self.reduce_scatter([output], [list(given.chunk(self._size))], opts)
-
-    # names before torch 2.15
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
+    _allgather_base = all_gather_single  # its name before torch 2.15
 
     def barrier(self, opts: Any = None) -> _Work:
         return self.allreduce([torch.zeros(1)])
@@ -268,14 +239,14 @@ class MLXProcessGroup(_ProcessGroup):
                 copy(target.detach(), result.view(target.dtype).view(target.shape))
 
         work = _Work(run, store if is_on_device else None, outputs)
-        engine.start(work)
+        engine.queue.put(work)
         if is_on_device and torch._C._current_graph_task_id() != -1:  # in a backward pass
             torch.autograd.Variable._execution_engine.queue_callback(work.finish)
         return work
 
     def _reduce(self, host: torch.Tensor, given: Any) -> torch.Tensor:
         operation, on_host = _REDUCTIONS[given]
-        if operation is None or host.dtype not in _SUMMED or host.nbytes <= _SHORT:
+        if host.dtype not in _SUMMED or host.nbytes <= _SHORT:
             return on_host(self._gather(host), dim=0).to(host.dtype)
         result = self._engine.run(operation, host)
         return result.div_(self._size) if given == dist.ReduceOp.AVG else result
@@ -290,7 +261,7 @@ def _operation(opts: Any) -> Any:
     """Returns torch's ReduceOp of a collective. Raises NotImplementedError for one that is not exchanged."""
     given = dist.ReduceOp.SUM if opts is None else getattr(opts.reduceOp, "op", opts.reduceOp)
     if given not in _REDUCTIONS:
-        raise NotImplementedError(f"ddp_backend='mlx' has no {given}. Use SUM, AVG, MIN, MAX or PRODUCT.")
+        raise NotImplementedError(f"ddp_backend='mlx' has no {given}. Use SUM, AVG, MIN or MAX.")
     return given
 
 
@@ -331,7 +302,10 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> MLXProcessGr
 
 def take_seconds() -> float:
     """Returns the seconds of this process in collectives since the last call."""
-    return 0.0 if _engine is None else _engine.take_seconds()
+    if _engine is None:
+        return 0.0
+    seconds, _engine.seconds = _engine.seconds, 0.0
+    return seconds
 
 
 if not hasattr(dist.Backend, NAME.upper()):

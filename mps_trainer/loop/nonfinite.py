@@ -13,7 +13,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from ..callbacks.events import Events
 from ..data.faults import naming, rows_of_batches
 from ..data.plan import StepPlan
-from ..distributed.full_state import local
+from ..distributed.sharded import local
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
 from .gradients import Gradients

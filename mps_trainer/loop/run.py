@@ -20,7 +20,7 @@ from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.plan import StepPlan
-from ..distributed import fsdp
+from ..distributed import sharded
 from ..distributed.ddp import no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
@@ -248,8 +248,6 @@ class TrainingRun:
             if batches is None:
                 batches = self.batch_source.start_epoch(epoch, skip=done)
                 batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
-            stops = self.signals.signum is not None or self.stop_on_nan is not None
-            self.batch_source.record_before_batches(self.may_save() or stops)
             accumulation = self.args.gradient_accumulation_steps * self.batches_in_one
             if accumulation != self.history.accumulation:  # a callback has changed it, to warm up the batch size
                 self.history.start(epoch, self.trainer.state.global_step, done, accumulation)
@@ -280,14 +278,6 @@ class TrainingRun:
             self.run_state.epoch_has_ended = True
             self.batch_source.restore_epoch_start()
         self.preemption.save_and_end()
-
-    def may_save(self) -> bool:
-        """Returns True if a checkpoint may be due after the next step."""
-        step, strategy = self.trainer.state.global_step + 1, self.args.save_strategy
-        if strategy not in ("steps", "best"):
-            return False
-        every = self.trainer.state.save_steps if strategy == "steps" else self.trainer.state.eval_steps
-        return step >= self.plan.max_steps or bool(every and step % every == 0)
 
     def accumulate(
         self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None] | None = None
@@ -338,8 +328,8 @@ class TrainingRun:
     def zero_gradient_backward(self, batch: Any, num_items: Any) -> None:
         """Runs forward and backward without adding to the gradients, where the other processes wait for this one."""
         trainer, model = self.trainer, self.model
-        inputs, is_sharded = trainer._prepare_inputs(batch), fsdp.is_sharded(model)
-        with fsdp.zeroed_gradients(model) if is_sharded else contextlib.nullcontext():
+        inputs, is_sharded = trainer._prepare_inputs(batch), sharded.is_sharded(model)
+        with sharded.zeroed_gradients(model) if is_sharded else contextlib.nullcontext():
             with trainer.compute_loss_context_manager():
                 # an override may exchange numbers with the other processes, and so do the blocks of a sharded model
                 loss = trainer.compute_loss(model, inputs, num_items_in_batch=num_items)

@@ -13,7 +13,7 @@ from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, LayerWiseDumm
 
 from ..arguments.choices import OptimizerNames, SchedulerType
 from ..devices import ACCELERATORS
-from ..distributed.fsdp import is_shard
+from ..distributed.sharded import is_shard
 from ..errors import MisconfigurationException, MissingPackageError, UnknownSettingError
 from ..training_args import TrainingArguments
 from ..utils.text import choice_text

@@ -242,7 +242,7 @@ def test_workers_that_need_more_files_than_may_be_open_are_explained(make_traine
 
     # torch says so as a RuntimeError of its own when the batches do; no row is to blame, and none is loaded again
     error = RuntimeError("Too many open files. Communication with the workers is no longer possible.")
-    explain_loading(error, trainer.get_train_dataloader(), None)
+    explain_loading(error, trainer.get_train_dataloader(), None, 0)
     monkeypatch.setattr(EpochLoader, "iterate_once", begin)
     for explanation in (explanation_of(error), fault(trainer, OSError)[1]):
         assert explanation.startswith("Too many files are open: this process may open ")

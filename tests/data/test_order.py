@@ -1,26 +1,15 @@
 """Tests the order of an epoch, its rest after a resume, and the share of it that each process gets."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.data.faults import rows_of_batches
-from mps_trainer.data.order import DistributedBatchSampler, LaterBatches, ShareOfStream
+from mps_trainer.data.order import DistributedBatchSampler, ShareOfStream
 from mps_trainer.distributed import Processes
 from mps_trainer.training_args import TrainingArguments
 from tests.conftest import Stream, refusal
-
-
-@pytest.mark.parametrize("skip", [0, 1, 3, 4, 9])
-def test_later_batches_skip_the_first(skip):
-    reached = []
-    later = LaterBatches(BatchSampler(SequentialSampler(range(7)), 2, False), skip, lambda: reached.append(True))
-    assert list(later) == [[0, 1], [2, 3], [4, 5], [6]][skip:]
-    assert len(later) == max(4 - skip, 0)
-    assert len(reached) == (skip < 4)
-
 
 # Shares of processes
 

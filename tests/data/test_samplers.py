@@ -9,7 +9,7 @@ from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
 from mps_trainer.data.dataloaders import loading_settings, make_dataloader, make_persistent
 from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.data.order import SeededSampler
-from mps_trainer.data.samplers import eval_sampler, fitted_buckets, lengths_in_column, lengths_of, train_sampler
+from mps_trainer.data.samplers import eval_sampler, lengths_in_column, lengths_of, train_sampler
 from mps_trainer.distributed import Processes
 from tests.conftest import examples, refusal
 
@@ -39,11 +39,7 @@ def test_buckets_make_batches_for_all_processes_of_the_loaders_size(make_args, b
     assert (sampler.batch_size, sampler.chunks, len(sampler.buckets.lengths)) == (size, chunks, 2)
 
 
-def test_buckets_are_fitted_to_what_can_be_measured_and_evaluation_has_those_of_training(make_args):
-    args = make_args(num_length_buckets=3)
-    lengths = [len(row["input_ids"]) for row in ROWS]
-    assert fitted_buckets(ROWS, args, None, None).lengths == LengthBuckets.fitted(lengths, 3).lengths
-    assert [fitted_buckets(data, args, None, None) for data in (None, [], [{"x": 1}], iter(ROWS))] == [None] * 4
+def test_evaluation_has_the_buckets_of_training(make_args):
     args, buckets = make_args(train_sampling_strategy="bucket_by_length", torch_compile=True), LengthBuckets((16, 48))
     assert eval_sampler(ROWS, args, None, lambda: buckets).buckets is buckets
 
@@ -94,13 +90,8 @@ def test_workers_get_seeds_for_training_alone(make_args, is_training, drop_last)
     assert [len(batch) for batch in loader] == ([4, 4] if drop_last else [4, 4, 2])
 
 
-def test_persistent_workers_of_evaluations_have_seeds_by_the_name_of_the_dataset(make_args):
-    purposes = []
-    for key in ("eval", "a"):
-        settings = {"num_workers": 1, "persistent_workers": True}
-        loader = prepare_loader(DataLoader([1, 2], **settings), make_args(), Processes())
-        make_persistent(loader, dataset := [1, 2], key, seed=3)
-        assert loader.made_for is dataset
-        assert loader.generator.initial_seed() == 3
-        purposes.append(loader.worker_init_fn.purpose)
-    assert len({0, *purposes}) == 3
+def test_persistent_workers_of_evaluations_have_seeds_of_their_own(make_args):
+    loader = prepare_loader(DataLoader([1, 2]), make_args(), Processes())
+    make_persistent(loader, dataset := [1, 2], seed=3)
+    assert loader.made_for is dataset
+    assert loader.generator.initial_seed() == 3

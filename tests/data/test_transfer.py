@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from mps_trainer.data.transfer import BatchTransfer, to_device
+from mps_trainer.data.transfer import BatchTransfer
 
 META = torch.device("meta")  # tensors without memory: a device that every torch has
 Pair = namedtuple("Pair", "first second")
@@ -39,10 +39,9 @@ class Graph:
 )
 def test_every_tensor_moves_and_containers_keep_their_type(container):
     batch = container(torch.ones(2))
-    for move in (lambda data: to_device(data, META), BatchTransfer(META)):
-        moved = move(batch)
-        assert type(moved) is type(batch)
-        assert str(moved).count("meta") == str(batch).count("tensor")
+    moved = BatchTransfer(META)(batch)
+    assert type(moved) is type(batch)
+    assert str(moved).count("meta") == str(batch).count("tensor")
 
 
 # In one copy, on a device that counts them
@@ -81,7 +80,7 @@ def test_a_batch_is_one_copy_and_arrives_whole(mps, move):
 
 
 def test_float64_arrives_as_float32_on_mps_alone(move):
-    assert to_device(torch.ones(1, dtype=torch.float64), torch.device("cpu")).dtype == torch.float64
+    assert BatchTransfer(torch.device("cpu"))(torch.ones(1, dtype=torch.float64)).dtype == torch.float64
     moved = move({"a": torch.tensor([0.5], dtype=torch.float64), "b": torch.ones(1)})
     assert moved["a"].dtype == torch.float32
     assert moved["a"].item() == 0.5

@@ -13,7 +13,7 @@ from torch import nn
 
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
-from mps_trainer.distributed.full_state import full_state_dict
+from mps_trainer.distributed.sharded import full_state_dict
 from tests.conftest import Classifier, Stream, accuracy, examples, logged, refusal
 from tests.tiny import tiny
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from mps_trainer import NonFiniteLossError, Trainer
-from mps_trainer.distributed import fsdp
-from mps_trainer.distributed.full_state import local
+from mps_trainer.distributed.sharded import is_sharded, local
 from mps_trainer.reports.run_facts import model_of
 from tests.conftest import Classifier, Stream, accuracy, callback, examples, logged
 from tests.distributed.scenarios import (
@@ -55,7 +54,7 @@ def trained(folder: str, *given: Any, resume: str | None = None, **settings: Any
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if fsdp.is_sharded(module)]
+    return [name for name, module in model.named_modules() if is_sharded(module)]
 
 
 def held(trainer: Trainer) -> tuple[int, int]:

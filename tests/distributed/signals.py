@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback, default_data_collator
 
 from mps_trainer import Trainer
-from mps_trainer.distributed.full_state import full_state_dict
+from mps_trainer.distributed.sharded import full_state_dict
 from tests.conftest import Classifier, examples, logged
 from tests.distributed.scenarios import SCENARIOS, arguments, scenario
 from tests.distributed.sharding import make, sentences

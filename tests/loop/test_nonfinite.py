@@ -72,7 +72,7 @@ class TestTelling:
         assert "such steps" not in warning
 
     @pytest.mark.parametrize("strategy", ["sequential", "bucket_by_length"])
-    def test_every_order_that_can_be_drawn_again_names_the_rows(self, trained, caplog, strategy):
+    def test_rows_in_an_order_of_the_arguments_are_told(self, trained, caplog, strategy):
         rows = [{**row, "input_ids": [1] * (i % 7 + 1), "n": 1} for i, row in enumerate(with_bad_row())]
 
         def collate(batch):
@@ -252,7 +252,7 @@ def test_stopping_waits_once_a_step(mps, make_trainer):
     assert [step.blocking_reads for step in steps.steps[1:]] == [1] * 3
 
 
-def test_an_order_that_nobody_can_draw_again_is_told_by_batches(make_trainer, caplog):
+def test_rows_in_an_order_of_the_users_are_told(make_trainer, caplog):
     class Backwards(SequentialSampler):
         def __iter__(self):
             return reversed(range(len(self.data_source)))
@@ -262,4 +262,4 @@ def test_an_order_that_nobody_can_draw_again_is_told_by_batches(make_trainer, ca
             return Backwards(self.train_dataset)
 
     make_trainer({"kind": Own, "train_dataset": with_bad_row()}, max_steps=5, logging_steps=5).train()
-    assert "batch 2 of epoch 0, counted from 0" in warnings_of(caplog)[0]
+    assert "rows 23, 22, 21, 20, 19, 18, 17, 16 of the training dataset" in warnings_of(caplog)[0]
