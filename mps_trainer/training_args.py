@@ -88,7 +88,7 @@ class TrainingArguments(
         if self.report_to is None or self.report_to == ["none"]:
             self.report_to = []
         self._checked_report_to = self.report_to
-        checks.check_values(self, declared)
+        checks.check_values(self)
         checks.check_combinations(self)
         checks.refuse_unsupported(self, declared)
         sharding.settle(self)

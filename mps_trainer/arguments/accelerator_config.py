@@ -9,10 +9,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import MisconfigurationException, NotAnObjectError
-from ..utils.text import shown
 from .checks import coerce
 from .fields import declarations
-from .readers import read_mapping_or_file
+from .readers import check_keys, read_mapping_or_file
 
 
 @dataclass(eq=False)
@@ -73,11 +72,7 @@ def accelerator_config(name: str, value: Any) -> AcceleratorConfig:
     if all(hasattr(value, each) for each in known):
         value = {each: getattr(value, each) for each in known}
     values = read_mapping_or_file(name, value)
-    if not set(values) <= set(known):
-        raise MisconfigurationException(
-            f"{name} has unknown keys {shown(sorted(set(values) - set(known)))}. Allowed: {', '.join(known)}. Remove "
-            "them."
-        )
+    check_keys(name, values, known)
     config = AcceleratorConfig(**values)
     coerce(config, declarations(AcceleratorConfig))
     states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)

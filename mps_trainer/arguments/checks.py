@@ -22,26 +22,18 @@ def coerce(args: Any, declared: Mapping[str, Declaration]) -> None:
     """Converts each declared field of `args` to its type if the conversion is unambiguous.
 
     Raises:
-        ValueError: for a value without a reading as that type.
+        ValueError: for a value without a reading as that type, or that the field does not accept.
     """
     for name, field in declared.items():
         value = getattr(args, name)
         if is_too_large(value, parts_of_value):
             raise refuse(name, value, f"a value of at most {MOST_ITEMS} items")
         if value is not None or not field.optional:
-            setattr(args, name, field.read(name, value))
+            setattr(args, name, field.convert(value))
 
 
-def check_values(args: Any, declared: Mapping[str, Declaration]) -> None:
-    """Raises ValueError for the first field with an invalid value."""
-    for name, field in declared.items():
-        value = getattr(args, name)
-        if value is None:
-            continue
-        if field.words is not None and value not in field.words:
-            raise refuse(name, value, "one of " + ", ".join(field.words))
-        if value not in field.accepts:
-            raise refuse(name, value, str(field.accepts))
+def check_values(args: Any) -> None:
+    """Raises ValueError for the first field with an invalid value that its declaration cannot exclude."""
     # more can only be a slip of the finger: they start until memory is used up
     most = max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
     if args.dataloader_num_workers > most:

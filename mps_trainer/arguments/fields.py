@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .readers import reader_of
+from .readers import reader_of, refuse
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -84,6 +84,15 @@ class Declaration:
     optional: bool
     refused: tuple[NotSupported, ...]
     deprecated: Deprecated | None
+
+    def convert(self, value: Any) -> Any:
+        """Returns `value` as the field's type. Raises MisconfigurationException for one that it does not accept."""
+        value = self.read(self.name, value)
+        if value is not None and self.words is not None and value not in self.words:
+            raise refuse(self.name, value, "one of " + ", ".join(self.words))
+        if value is not None and value not in self.accepts:
+            raise refuse(self.name, value, str(self.accepts))
+        return value
 
 
 def option(default: Any, help: str, *, kw_only: Any = dataclasses.MISSING, **metadata: Any) -> Any:

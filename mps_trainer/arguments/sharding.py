@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.text import choice_text, did_you_mean
+from ..utils.text import choice_text
 from .choices import OptimizerNames
-from .readers import FLAGS, read_any, read_flag, read_mapping_or_file, read_names, refuse
+from .readers import FLAGS, check_keys, read_any, read_flag, read_mapping_or_file, read_names, refuse
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 BY_BLOCK, BY_SIZE, WHOLE = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"
@@ -122,12 +122,10 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings with transformers' names. A name given with and without prefix must have one value."""
+    check_keys("fsdp_config", (key.removeprefix("fsdp_") for key in given), KEYS)
     config: dict[str, Any] = {}
     for key, value in given.items():
         name = key.removeprefix("fsdp_")
-        if name not in KEYS:
-            hint = did_you_mean(name, KEYS) or f" Known are {', '.join(KEYS)}."
-            raise MisconfigurationException(f"fsdp_config has an unknown key {name!r}.{hint}")
         read = KEYS[name](f"fsdp_config: {name}", value)
         if config.setdefault(name, read) != read:
             raise MisconfigurationException(

@@ -168,4 +168,4 @@ def test_without_mlx_the_extra_is_named(monkeypatch, capsys):
 
 def test_hosts_and_a_number_of_processes_exclude_each_other(capsys):
     assert cli.main(["launch", "--hosts", "mac1.local,mac2.local", "--num_processes", "2", "train.py"]) == 2
-    assert capsys.readouterr().err.startswith("mps-trainer: error: --num_processes 2: 2 processes and --hosts, which")
+    assert capsys.readouterr().err.startswith("mps-trainer: error: --num_processes 2: 2 processes and --hosts exclude")
