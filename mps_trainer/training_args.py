@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import distributed
 from .arguments import checks, sharding
-from .arguments.choices import Choice, ParallelMode, of_transformers
+from .arguments.choices import Choice, of_transformers
 from .arguments.data import DataArguments
 from .arguments.deprecated import DeprecatedArguments, apply_deprecated
 from .arguments.device import DeviceArguments, ParallelArguments
@@ -68,7 +68,6 @@ class TrainingArguments(
         self._launched_in = launched_precision(os.environ)
         declared = _declared(type(self))
         checks.coerce(self, declared)
-        checks.refuse_unsupported(self, declared)
         apply_deprecated(self, declared)
         self._derive()
         for name in set(self._VALID_DICT_FIELDS).difference(TrainingArguments._VALID_DICT_FIELDS):
@@ -89,8 +88,6 @@ class TrainingArguments(
             self.report_to = []
         self._checked_report_to = self.report_to
         checks.check_values(self)
-        checks.check_combinations(self)
-        checks.refuse_unsupported(self, declared)
         sharding.settle(self)
 
     def _settle_unset(self) -> None:
@@ -200,7 +197,9 @@ class TrainingArguments(
 
     @property
     def parallel_mode(self) -> Enum:
-        return of_transformers(ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL)
+        from transformers.training_args import ParallelMode  # it needs torch
+
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def _setup_devices(self) -> torch.device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,7 +13,7 @@ from .fields import declarations
 from .readers import check_keys, read_mapping_or_file
 
 
-@dataclass(eq=False)
+@dataclass
 class AcceleratorConfig:
     """Holds the settings of the loaders. Those about several processes have no effect with one.
 
@@ -43,17 +42,12 @@ class AcceleratorConfig:
         del values["use_configured_state"]
         return values
 
-    def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
-
     def __eq__(self, other: object) -> bool:
         """Returns True for settings with the same values, transformers' too."""
         as_dict = getattr(other, "to_dict", None)
         if as_dict is None:
             return NotImplemented
         return self.to_dict() == {name: value for name, value in as_dict().items() if name != "use_configured_state"}
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def accelerator_config(name: str, value: Any) -> AcceleratorConfig:

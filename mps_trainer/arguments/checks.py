@@ -33,7 +33,7 @@ def coerce(args: Any, declared: Mapping[str, Declaration]) -> None:
 
 
 def check_values(args: Any) -> None:
-    """Raises ValueError for the first field with an invalid value that its declaration cannot exclude."""
+    """Raises ValueError for values that a field's declaration cannot exclude, and for fields that conflict."""
     # more can only be a slip of the finger: they start until memory is used up
     most = max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
     if args.dataloader_num_workers > most:
@@ -48,21 +48,6 @@ def check_values(args: Any) -> None:
     for path in (folder := Path(args.output_dir), *folder.parents):
         if os.path.exists(path) and not os.path.isdir(path):
             raise refuse("output_dir", args.output_dir, f"a folder, or a new name for one; {path} is a file")
-
-
-def refuse_unsupported(args: Any, declared: Mapping[str, Declaration]) -> None:
-    """Raises MisconfigurationException for the first field with a value that this package does not support."""
-    for name, field in declared.items():
-        value = getattr(args, name)
-        for refusal in field.refused:
-            if refusal.concerns(value):
-                raise MisconfigurationException(
-                    f"{name}={getattr(value, 'value', value)!r} is not supported: {refusal.why}. {refusal.instead}."
-                )
-
-
-def check_combinations(args: Any) -> None:
-    """Raises ValueError for fields that conflict."""
     for name in ("logging", "eval", "save"):
         if getattr(args, f"{name}_strategy") == "steps" and not getattr(args, f"{name}_steps"):
             raise refuse(f"{name}_steps", getattr(args, f"{name}_steps"), f"above 0 with {name}_strategy='steps'")

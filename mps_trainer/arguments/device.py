@@ -77,7 +77,7 @@ class DeviceArguments:
     ddp_backend: str | None = option(
         None,
         "Backend of torch.distributed for several processes; mlx on mps, where no other works.",
-        choices=["nccl", "gloo", "mpi", "ccl", "xccl", "mlx"],
+        choices=sorted({backend for kind in ACCELERATORS.values() for backend in kind.backends}),
     )
     ddp_timeout: Annotated[int, Accepts(ge=1, le=10**9)] = option(  # timedelta ends at 10**14
         1800, "Timeout in seconds for collective operations."

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..errors import MisconfigurationException
 from .readers import reader_of, refuse
 
 _Class = TypeVar("_Class", bound=type)
@@ -92,6 +93,12 @@ class Declaration:
             raise refuse(self.name, value, "one of " + ", ".join(self.words))
         if value is not None and value not in self.accepts:
             raise refuse(self.name, value, str(self.accepts))
+        for refusal in self.refused:
+            if refusal.concerns(value):
+                raise MisconfigurationException(
+                    f"{self.name}={getattr(value, 'value', value)!r} is not supported: {refusal.why}. "
+                    f"{refusal.instead}."
+                )
         return value
 
 

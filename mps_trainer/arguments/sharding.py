@@ -25,7 +25,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "offload": {"cpu_offload": True},
     "auto_wrap": {},
 }
-_OF_FSDP1 = ("no_shard", "hybrid_shard", "hybrid_shard_zero2")
 # key -> why it changes nothing here
 _WITHOUT_EFFECT = {
     "sync_module_states": "all processes start with the weights of the first one",
@@ -107,11 +106,6 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
         return FLAGS[words[0]], {}
     meant: dict[str, Any] = {}
     for word in words:
-        if word in _OF_FSDP1:
-            instead = "leave fsdp out, which has the whole model in every process" if word == "no_shard" else ""
-            raise MisconfigurationException(
-                f"fsdp={word!r} is of FSDP1, which is not used here. Take fsdp=True, or {instead or 'full_shard'}."
-            )
         if word not in _OPTIONS:
             raise refuse("fsdp", value, f"true or false, or of {', '.join(_OPTIONS)}, with spaces between them")
         for name, stands_for in _OPTIONS[word].items():

@@ -42,7 +42,7 @@ SINGLE = [
     ("evaluation_strategy", "sometimes", "one of no, steps, epoch"),
     ("log_level", "loud", "one of detail, debug"),
     ("dataloader_multiprocessing_context", "thread", "one of fork, spawn, forkserver"),
-    ("ddp_backend", "smoke_signals", "one of nccl, gloo, mpi, ccl, xccl"),
+    ("ddp_backend", "smoke_signals", "one of ccl, gloo, mlx, mpi, nccl, xccl"),
     ("accelerator", "tpu", "one of auto, mps, cuda, xpu, cpu, gpu"),
     ("accelerator", None, "must be text"),
     ("devices", "two", "Accepted are 'auto', a number"),
