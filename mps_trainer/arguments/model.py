@@ -11,6 +11,7 @@ from .fields import Accepts, option
 from .readers import read_integer_not_float
 
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
+PRECISIONS = ("no", "fp16", "bf16")  # of autocast
 
 
 @dataclass
@@ -82,7 +83,7 @@ def launched_precision(environ: Mapping[str, str]) -> str:
         MisconfigurationException: if it is anything else.
     """
     asked = environ.get(LAUNCHED, "no")
-    if asked.lower() not in ("no", "fp16", "bf16"):
+    if asked.lower() not in PRECISIONS:
         raise MisconfigurationException(
             f"The environment variable {LAUNCHED} is {asked!r}, and this Trainer autocasts to fp16, bf16 or not at "
             "all (no). Set it to one of these, or leave it out."

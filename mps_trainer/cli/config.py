@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import Any
 
+from ..arguments.model import PRECISIONS
 from ..devices import ACCELERATORS, DeviceRequest, MachineFacts, gather_facts, resolve
 from ..errors import MisconfigurationException
 from ..launching.config_file import (
@@ -18,7 +19,7 @@ from ..launching.config_file import (
     write,
 )
 from ..launching.processes import check_machine
-from ..launching.settings import DEFAULTS, PRECISIONS, SETTINGS, Settings, variables
+from ..launching.settings import DEFAULTS, SETTINGS, Settings, variables
 from ..utils.home import named
 from ..utils.text import as_line
 
@@ -64,8 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.default or proposed.path is None:
         proposed = load_first(accelerate_file(os.environ))
         if proposed.path is not None:
-            print(f"Taken over from {proposed.path}: {', '.join(proposed.settings) or 'nothing'}.")
-            _print_ignored(proposed)
+            _show(proposed)
     settings = proposed.settings if arguments.default else ask_settings(gather_facts(), proposed.settings)
     write(settings, target)
     print(f"Written to {target}:")
@@ -86,13 +86,14 @@ def ask_settings(facts: MachineFacts, proposed: Settings) -> Settings:
 
     def ask(name: str, hint: str = "") -> str:
         """Asks for a setting and returns the device that the settings so far choose."""
-        default = settings[name]
+        default, words = settings[name], SETTINGS[name].words
+        question = SETTINGS[name].help + (f", one of {', '.join(words)}{hint}" if words else "")
         offered = "none" if default is None else default
         if isinstance(default, bool):
             offered = "yes" if default else "no"
         while True:
             try:
-                text = input(f"{SETTINGS[name].help}{hint} [{offered}]: ").strip().lower()
+                text = input(f"{question} [{offered}]: ").strip().lower()
                 settings[name] = SETTINGS[name].convert(text) if text else default
                 asked_later = {} if name == "num_processes" else {"num_processes": 1}
                 kind = check_machine({**settings, **asked_later}, facts).type
@@ -124,15 +125,11 @@ def _show(loaded: LoadedSettings) -> None:
     whose = "Accelerate's " if loaded.is_accelerates else ""
     print("No settings file, so these are the defaults:" if loaded.path is None else f"From {whose}{loaded.path}:")
     _print_settings(loaded.settings)
-    _print_ignored(loaded)
+    for name, why in loaded.ignored.items():
+        print(f"  not {as_line(name)}: {as_line(why)}.")
     for name, value in variables(loaded.settings).items():
         if (shells := os.environ.get(name, value)) != value:
             print(f"  note: {name}={shells} is set in the environment, and overrides the file.")
-
-
-def _print_ignored(loaded: LoadedSettings) -> None:
-    for name, why in loaded.ignored.items():
-        print(f"  not {as_line(name)}: {as_line(why)}.")
 
 
 def _print_settings(settings: Settings) -> None:

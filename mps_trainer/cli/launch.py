@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+from ..arguments.model import PRECISIONS
 from ..devices import gather_facts
 from ..devices.facts import LAUNCHER_INTEGERS
 from ..devices.slurm import TASKS
@@ -14,7 +15,7 @@ from ..errors import MisconfigurationException
 from ..launching.config_file import in_force
 from ..launching.hosts import run_on_hosts
 from ..launching.processes import check_machine, torchrun
-from ..launching.settings import COMMAND, DEFAULTS, PRECISIONS, command_of, environment, read_settings
+from ..launching.settings import COMMAND, DEFAULTS, command_of, environment, read_settings
 from ..utils.text import as_line
 from .script import add_restarts, add_script, check_restarts, check_script
 from .supervisor import supervise

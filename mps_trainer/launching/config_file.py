@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..arguments.model import PRECISIONS
 from ..arguments.readers import read_flag
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import read_bytes
 from ..utils.home import in_home, named
 from ..utils.text import sentence, shown
-from .settings import DEFAULTS, PRECISIONS, Settings, read_settings
+from .settings import DEFAULTS, Settings, read_settings
 
 LARGEST = 50_000  # bytes; settings are a few hundred
 HEADER = "# Settings of `mps-trainer launch`, written by `mps-trainer config`. Flags go before them.\n"
@@ -150,8 +151,7 @@ def load_target(path: Path) -> LoadedSettings:
     loaded = load_first(path)
     if loaded.is_accelerates:
         raise MisconfigurationException(
-            f"{path} belongs to Accelerate and was not overwritten. Without --config_file, the settings go to a file "
-            "of their own, which overrides Accelerate's."
+            f"{path} belongs to Accelerate. Without --config_file, the settings go to a file of their own."
         )
     return loaded
 

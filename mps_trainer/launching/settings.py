@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from ..arguments.fields import Accepts, declarations, option
-from ..arguments.model import LAUNCHED
+from ..arguments.model import LAUNCHED, PRECISIONS
 from ..arguments.readers import check_keys, read_number, read_text_value
 from ..devices import ACCELERATORS
 from ..devices.facts import FALLBACK
@@ -20,8 +20,6 @@ from ..errors import MisconfigurationException
 
 Settings = dict[str, Any]
 
-DEVICES = ("auto", *ACCELERATORS)
-PRECISIONS = ("no", "fp16", "bf16")
 USE_CPU = "ACCELERATE_USE_CPU"
 COMMAND = "MPS_TRAINER_COMMAND"  # see `command_of`
 
@@ -38,12 +36,8 @@ def _read_fraction(name: str, value: Any) -> float | None:
 class _Settings:
     """The settings with the questions of `mps-trainer config`."""
 
-    device: Annotated[str, Accepts(read=_read_word)] = option(
-        "auto", f"Device, one of {', '.join(DEVICES)}", choices=DEVICES
-    )
-    mixed_precision: Annotated[str, Accepts(read=_read_word)] = option(
-        "no", f"Mixed precision, one of {', '.join(PRECISIONS)}", choices=PRECISIONS
-    )
+    device: Annotated[str, Accepts(read=_read_word)] = option("auto", "Device", choices=["auto", *ACCELERATORS])
+    mixed_precision: Annotated[str, Accepts(read=_read_word)] = option("no", "Mixed precision", choices=PRECISIONS)
     mps_fallback: bool = option(False, "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
     num_processes: Annotated[int, Accepts(ge=1, le=1024)] = option(1, "Processes that train together")
     memory_fraction: Annotated[float | None, Accepts(ge=0, le=2, read=_read_fraction)] = option(
