@@ -37,12 +37,8 @@ def check_values(args: Any) -> None:
     # more can only be a slip of the finger: they start until memory is used up
     most = max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
     if args.dataloader_num_workers > most:
-        raise refuse(
-            "dataloader_num_workers",
-            args.dataloader_num_workers,
-            f"at most {most} here: four for each of the {os.cpu_count() or 1} processors, and {_FEWEST_AT_MOST} on a "
-            "small machine, because each is a Python process with its own memory",
-        )
+        accepted = f"at most {most} on this machine, because each is a Python process with its own memory"
+        raise refuse("dataloader_num_workers", args.dataloader_num_workers, accepted)
     if args.max_steps != -1 and args.max_steps < 1:
         raise refuse("max_steps", args.max_steps, "at least 1, or -1 to train for num_train_epochs")
     for path in (folder := Path(args.output_dir), *folder.parents):

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..errors import MisconfigurationException
 from .fields import Accepts, option
-from .readers import read_integer_not_float
+from .readers import read_integer_not_float, refuse
 
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
 PRECISIONS = ("no", "fp16", "bf16")  # of autocast
@@ -84,8 +83,5 @@ def launched_precision(environ: Mapping[str, str]) -> str:
     """
     asked = environ.get(LAUNCHED, "no")
     if asked.lower() not in PRECISIONS:
-        raise MisconfigurationException(
-            f"The environment variable {LAUNCHED} is {asked!r}, and this Trainer autocasts to fp16, bf16 or not at "
-            "all (no). Set it to one of these, or leave it out."
-        )
+        raise refuse(LAUNCHED, asked, "one of " + ", ".join(PRECISIONS))
     return asked.lower()
