@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
-from .fields import Accepts, option
+from .fields import option
 from .readers import read_integer_not_float, refuse
 
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
@@ -70,8 +69,11 @@ class ModelArguments:
         "Compute the last layer of classifiers such as BERT for the first token alone, with other draws of dropout.",
         kw_only=True,
     )
-    torch_empty_cache_steps: Annotated[int | None, Accepts(ge=1, read=read_integer_not_float)] = option(
-        None, "Release the device's unused memory every this many steps; slower. [never]"
+    torch_empty_cache_steps: int | None = option(
+        None,
+        "Release the device's unused memory every this many steps; slower. [never]",
+        ge=1,
+        read=read_integer_not_float,
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from ..arguments.fields import Accepts, declarations, option
+from ..arguments.fields import declarations, option
 from ..arguments.model import LAUNCHED, PRECISIONS
 from ..arguments.readers import check_keys, read_number, read_text_value
 from ..devices import ACCELERATORS
@@ -36,12 +36,12 @@ def _read_fraction(name: str, value: Any) -> float | None:
 class _Settings:
     """The settings with the questions of `mps-trainer config`."""
 
-    device: Annotated[str, Accepts(read=_read_word)] = option("auto", "Device", choices=["auto", *ACCELERATORS])
-    mixed_precision: Annotated[str, Accepts(read=_read_word)] = option("no", "Mixed precision", choices=PRECISIONS)
+    device: str = option("auto", "Device", choices=["auto", *ACCELERATORS], read=_read_word)
+    mixed_precision: str = option("no", "Mixed precision", choices=PRECISIONS, read=_read_word)
     mps_fallback: bool = option(False, "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
-    num_processes: Annotated[int, Accepts(ge=1, le=1024)] = option(1, "Processes that train together")
-    memory_fraction: Annotated[float | None, Accepts(ge=0, le=2, read=_read_fraction)] = option(
-        None, "Limit of memory, as a share of what Metal recommends (0 to 2, or none)"
+    num_processes: int = option(1, "Processes that train together", ge=1, le=1024)
+    memory_fraction: float | None = option(
+        None, "Limit of memory, as a share of what Metal recommends (0 to 2, or none)", ge=0, le=2, read=_read_fraction
     )
 
 
