@@ -21,7 +21,7 @@ from ..devices.facts import process_number
 from ..errors import MisconfigurationException
 from .choices import IntervalStrategy
 from .fields import Declaration, NotSupported, option
-from .readers import read_choice, read_path, refuse
+from .readers import read_choice, read_path
 
 DROPPED_IN = "1.0"
 NO_APEX = NotSupported("Apex is not used", "Leave it out: fp16=True is torch's own autocast", ("apex",))
@@ -53,7 +53,7 @@ class DeprecatedArguments:
     per_gpu_eval_batch_size: int | None = option(
         None, "Deprecated: use per_device_eval_batch_size.", becomes="per_device_eval_batch_size"
     )
-    warmup_ratio: float | None = option(None, "Deprecated: use warmup_steps with a value below 1.")
+    warmup_ratio: float | None = option(None, "Deprecated: use warmup_steps with a value below 1.", ge=0, le=1)
     logging_dir: str | None = option(
         None, "Deprecated: use the environment variable TENSORBOARD_LOGGING_DIR.", read=read_path
     )
@@ -153,8 +153,6 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
     default = defaults["warmup_ratio"]
     spent = None if default is None else 0.0  # a library with a field of this name has numbers in it
     if args.warmup_ratio not in (None, spent):
-        if not 0 <= args.warmup_ratio <= 1:
-            raise refuse("warmup_ratio", args.warmup_ratio, "between 0 and 1")
         is_given = args.warmup_ratio != default
         if is_given:
             _warn(args, declared["warmup_ratio"])
