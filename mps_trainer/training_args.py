@@ -22,8 +22,8 @@ from .arguments.data import DataArguments
 from .arguments.deprecated import DeprecatedArguments, apply_deprecated
 from .arguments.device import DeviceArguments, ParallelArguments
 from .arguments.fields import Declaration, declarations, documented
-from .arguments.model import ModelArguments, PrecisionArguments, launched_precision
-from .arguments.readers import read_json_of_library
+from .arguments.model import LAUNCHED, PRECISIONS, ModelArguments, PrecisionArguments
+from .arguments.readers import read_json_of_library, refuse
 from .arguments.reporting import EvaluationArguments, ReportingArguments
 from .arguments.saving import CheckpointingArguments, HubArguments
 from .arguments.setters import Setters
@@ -65,7 +65,9 @@ class TrainingArguments(
 
     def __post_init__(self) -> None:
         self._settle_unset()
-        self._launched_in = launched_precision(os.environ)
+        self._launched_in = os.environ.get(LAUNCHED, "no").lower()
+        if self._launched_in not in PRECISIONS:
+            raise refuse(LAUNCHED, self._launched_in, "one of " + ", ".join(PRECISIONS))
         declared = _declared(type(self))
         checks.coerce(self, declared)
         apply_deprecated(self, declared)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .fields import option
-from .readers import read_integer_not_float, refuse
+from .readers import read_integer_not_float
 
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
 PRECISIONS = ("no", "fp16", "bf16")  # of autocast
@@ -75,15 +74,3 @@ class ModelArguments:
         ge=1,
         read=read_integer_not_float,
     )
-
-
-def launched_precision(environ: Mapping[str, str]) -> str:
-    """Returns the autocast format that a launcher requests: "fp16", "bf16" or "no".
-
-    Raises:
-        MisconfigurationException: if it is anything else.
-    """
-    asked = environ.get(LAUNCHED, "no")
-    if asked.lower() not in PRECISIONS:
-        raise refuse(LAUNCHED, asked, "one of " + ", ".join(PRECISIONS))
-    return asked.lower()
