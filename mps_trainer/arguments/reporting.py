@@ -9,6 +9,8 @@ from .choices import DebugOption, IntervalStrategy
 from .fields import NotSupported, option
 from .readers import read_debug_options, read_space, read_steps, read_token_count
 
+_LEVELS = ["detail", "debug", "info", "warning", "error", "critical", "passive"]
+
 
 @dataclass
 class ReportingArguments:
@@ -23,16 +25,8 @@ class ReportingArguments:
         True,
         "Replace nan and infinite losses by the mean of the others in the log. Training is not affected.",
     )
-    log_level: str = option(
-        "passive",
-        "Log level of the main process; passive does not change it.",
-        choices=["detail", "debug", "info", "warning", "error", "critical", "passive"],
-    )
-    log_level_replica: str = option(
-        "warning",
-        "Log level of all other processes.",
-        choices=["detail", "debug", "info", "warning", "error", "critical", "passive"],
-    )
+    log_level: str = option("passive", "Log level of the main process; passive does not change it.", choices=_LEVELS)
+    log_level_replica: str = option("warning", "Log level of all other processes.", choices=_LEVELS)
     log_on_each_node: bool = option(True, "With several machines, log on one process of each.")
     disable_tqdm: bool | None = option(None, "Disable the progress bar. [disabled if the log level is above warning]")
     # None first and str second: HfArgumentParser takes the second member for the flag's type. The default is not
