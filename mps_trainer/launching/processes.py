@@ -40,8 +40,7 @@ def check_machine(settings: Settings, facts: MachineFacts) -> Decision:
 @contextlib.contextmanager
 def signals_handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Calls `handler` for requests to end inside, except for ignored ones, as SIGHUP under nohup."""
-    heard = [number for number in REQUESTS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
+    before = {each: signal.signal(each, handler) for each in REQUESTS if signal.getsignal(each) != signal.SIG_IGN}
     try:
         yield
     finally:
