@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from ..errors import MisconfigurationException
+from ..errors import MisconfigurationException, MissingPackageError
 from ..utils.text import sentence
 
 COMPARISON = "comparison.html"
@@ -42,6 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.others:
             tell_apart(records, folders)
         page = comparison_page(records) if arguments.others else run_page(records[0])
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"A report needs pygal and Jinja2 ({error}). Run: pip install pygal jinja2"
+        ) from error
     except Exception as error:  # a file that was edited may have any value
         sources = ", ".join(
             os.path.join(folder, record.source) for folder, record in zip(folders, records, strict=True)
