@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import distributed
 from .arguments import checks, sharding
-from .arguments.choices import Choice, ParallelMode, of_transformers
+from .arguments.choices import Choice, of_transformers
 from .arguments.data import DataArguments
 from .arguments.deprecated import DeprecatedArguments, apply_deprecated
 from .arguments.device import DeviceArguments, ParallelArguments
 from .arguments.fields import Declaration, declarations, documented
-from .arguments.model import ModelArguments, PrecisionArguments, launched_precision
-from .arguments.readers import read_json_of_library
+from .arguments.model import LAUNCHED, PRECISIONS, ModelArguments, PrecisionArguments
+from .arguments.readers import read_json_of_library, refuse
 from .arguments.reporting import EvaluationArguments, ReportingArguments
 from .arguments.saving import CheckpointingArguments, HubArguments
 from .arguments.setters import Setters
@@ -65,10 +65,11 @@ class TrainingArguments(
 
     def __post_init__(self) -> None:
         self._settle_unset()
-        self._launched_in = launched_precision(os.environ)
+        self._launched_in = os.environ.get(LAUNCHED, "no").lower()
+        if self._launched_in not in PRECISIONS:
+            raise refuse(LAUNCHED, self._launched_in, "one of " + ", ".join(PRECISIONS))
         declared = _declared(type(self))
         checks.coerce(self, declared)
-        checks.refuse_unsupported(self, declared)
         apply_deprecated(self, declared)
         self._derive()
         for name in set(self._VALID_DICT_FIELDS).difference(TrainingArguments._VALID_DICT_FIELDS):
@@ -88,9 +89,7 @@ class TrainingArguments(
         if self.report_to is None or self.report_to == ["none"]:
             self.report_to = []
         self._checked_report_to = self.report_to
-        checks.check_values(self, declared)
-        checks.check_combinations(self)
-        checks.refuse_unsupported(self, declared)
+        checks.check_values(self)
         sharding.settle(self)
 
     def _settle_unset(self) -> None:
@@ -200,7 +199,9 @@ class TrainingArguments(
 
     @property
     def parallel_mode(self) -> Enum:
-        return of_transformers(ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL)
+        from transformers.training_args import ParallelMode  # it needs torch
+
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def _setup_devices(self) -> torch.device:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from .arguments.fields import Accepts, documented, option
+from .arguments.fields import documented, option
 from .training_args import TrainingArguments
 
 
@@ -22,12 +21,10 @@ class Seq2SeqTrainingArguments(TrainingArguments):
 
     sortish_sampler: bool = option(False, "Has no effect; train_sampling_strategy=group_by_length sorts by length.")
     predict_with_generate: bool = option(False, "Evaluate and predict with generated text instead of logits.")
-    generation_max_length: Annotated[int | None, Accepts(ge=1)] = option(
-        None, "Maximum length of generated text, in tokens. [the model's configuration]"
+    generation_max_length: int | None = option(
+        None, "Maximum length of generated text, in tokens. [the model's configuration]", ge=1
     )
-    generation_num_beams: Annotated[int | None, Accepts(ge=1)] = option(
-        None, "Number of beams. [the model's configuration]"
-    )
+    generation_num_beams: int | None = option(None, "Number of beams. [the model's configuration]", ge=1)
     # A GenerationConfig as well; its class is not named here, because it needs torch.
     generation_config: str | Path | None = option(
         None, "Generation settings: a GenerationConfig, the path of one, or the name of a model on the hub."

@@ -17,7 +17,7 @@ from tables import table
 
 from mps_trainer import TrainingArguments
 from mps_trainer.arguments.deprecated import DeprecatedArguments
-from mps_trainer.arguments.fields import declarations, default_of, type_name
+from mps_trainer.arguments.fields import declarations, default_of
 
 _PREFIX = "Deprecated: "
 
@@ -53,9 +53,7 @@ def deprecated() -> list[Row]:
 
 def _row(field: dataclasses.Field[Any]) -> Row:
     # The annotation as its author wrote it: resolved, an enum would show where it lives and not what it is.
-    return Row(
-        field.name, type_name(str(field.type)), repr(default_of(field)), field.metadata["help"], _status(field.name)
-    )
+    return Row(field.name, str(field.type), repr(default_of(field)), field.metadata["help"], _status(field.name))
 
 
 def _status(name: str) -> str:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import MisconfigurationException, NotAnObjectError
-from ..utils.text import shown
 from .checks import coerce
 from .fields import declarations
-from .readers import read_mapping_or_file
+from .readers import check_keys, read_mapping_or_file
 
 
-@dataclass(eq=False)
+@dataclass
 class AcceleratorConfig:
     """Holds the settings of the loaders. Those about several processes have no effect with one.
 
@@ -44,17 +42,12 @@ class AcceleratorConfig:
         del values["use_configured_state"]
         return values
 
-    def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
-
     def __eq__(self, other: object) -> bool:
         """Returns True for settings with the same values, transformers' too."""
         as_dict = getattr(other, "to_dict", None)
         if as_dict is None:
             return NotImplemented
         return self.to_dict() == {name: value for name, value in as_dict().items() if name != "use_configured_state"}
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def accelerator_config(name: str, value: Any) -> AcceleratorConfig:
@@ -73,11 +66,7 @@ def accelerator_config(name: str, value: Any) -> AcceleratorConfig:
     if all(hasattr(value, each) for each in known):
         value = {each: getattr(value, each) for each in known}
     values = read_mapping_or_file(name, value)
-    if not set(values) <= set(known):
-        raise MisconfigurationException(
-            f"{name} has unknown keys {shown(sorted(set(values) - set(known)))}. Allowed: {', '.join(known)}. Remove "
-            "them."
-        )
+    check_keys(name, values, known)
     config = AcceleratorConfig(**values)
     coerce(config, declarations(AcceleratorConfig))
     states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)

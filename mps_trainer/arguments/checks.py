@@ -22,55 +22,28 @@ def coerce(args: Any, declared: Mapping[str, Declaration]) -> None:
     """Converts each declared field of `args` to its type if the conversion is unambiguous.
 
     Raises:
-        ValueError: for a value without a reading as that type.
+        ValueError: for a value without a reading as that type, or that the field does not accept.
     """
     for name, field in declared.items():
         value = getattr(args, name)
         if is_too_large(value, parts_of_value):
             raise refuse(name, value, f"a value of at most {MOST_ITEMS} items")
         if value is not None or not field.optional:
-            setattr(args, name, field.read(name, value))
+            setattr(args, name, field.convert(value))
 
 
-def check_values(args: Any, declared: Mapping[str, Declaration]) -> None:
-    """Raises ValueError for the first field with an invalid value."""
-    for name, field in declared.items():
-        value = getattr(args, name)
-        if value is None:
-            continue
-        if field.words is not None and value not in field.words:
-            raise refuse(name, value, "one of " + ", ".join(field.words))
-        if value not in field.accepts:
-            raise refuse(name, value, str(field.accepts))
+def check_values(args: Any) -> None:
+    """Raises ValueError for values that a field's declaration cannot exclude, and for fields that conflict."""
     # more can only be a slip of the finger: they start until memory is used up
     most = max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
     if args.dataloader_num_workers > most:
-        raise refuse(
-            "dataloader_num_workers",
-            args.dataloader_num_workers,
-            f"at most {most} here: four for each of the {os.cpu_count() or 1} processors, and {_FEWEST_AT_MOST} on a "
-            "small machine, because each is a Python process with its own memory",
-        )
+        accepted = f"at most {most} on this machine, because each is a Python process with its own memory"
+        raise refuse("dataloader_num_workers", args.dataloader_num_workers, accepted)
     if args.max_steps != -1 and args.max_steps < 1:
         raise refuse("max_steps", args.max_steps, "at least 1, or -1 to train for num_train_epochs")
     for path in (folder := Path(args.output_dir), *folder.parents):
         if os.path.exists(path) and not os.path.isdir(path):
             raise refuse("output_dir", args.output_dir, f"a folder, or a new name for one; {path} is a file")
-
-
-def refuse_unsupported(args: Any, declared: Mapping[str, Declaration]) -> None:
-    """Raises MisconfigurationException for the first field with a value that this package does not support."""
-    for name, field in declared.items():
-        value = getattr(args, name)
-        for refusal in field.refused:
-            if refusal.concerns(value):
-                raise MisconfigurationException(
-                    f"{name}={getattr(value, 'value', value)!r} is not supported: {refusal.why}. {refusal.instead}."
-                )
-
-
-def check_combinations(args: Any) -> None:
-    """Raises ValueError for fields that conflict."""
     for name in ("logging", "eval", "save"):
         if getattr(args, f"{name}_strategy") == "steps" and not getattr(args, f"{name}_steps"):
             raise refuse(f"{name}_steps", getattr(args, f"{name}_steps"), f"above 0 with {name}_strategy='steps'")

@@ -119,11 +119,3 @@ class SamplingStrategy(Choice):
     GROUP_BY_LENGTH = "group_by_length"
     BATCH_REBALANCE = "batch_rebalance"
     BUCKET_BY_LENGTH = "bucket_by_length"  # not in transformers
-
-
-class ParallelMode(Enum):
-    """Lists the modes of parallel training, with transformers' values."""
-
-    NOT_PARALLEL = "not_parallel"
-    NOT_DISTRIBUTED = "not_distributed"
-    DISTRIBUTED = "distributed"

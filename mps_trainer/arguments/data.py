@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from .choices import SamplingStrategy
-from .fields import Accepts, option
+from .fields import option
 
 
 @dataclass
 class DataArguments:
     """Data loading."""
 
-    per_device_train_batch_size: Annotated[int, Accepts(ge=1)] = option(
-        8, "Number of examples in a training batch of one process."
-    )
-    per_device_eval_batch_size: Annotated[int, Accepts(ge=1)] = option(
-        8, "Number of examples in an evaluation batch of one process."
-    )
+    per_device_train_batch_size: int = option(8, "Number of examples in a training batch of one process.", ge=1)
+    per_device_eval_batch_size: int = option(8, "Number of examples in an evaluation batch of one process.", ge=1)
     train_sampling_strategy: SamplingStrategy | str = option(
         "random",
         "Order of the training examples: shuffled each epoch, in dataset order, or grouped by length. "
         "bucket_by_length pads to a few fixed lengths, so mps compiles for few shapes.",
     )
-    num_length_buckets: Annotated[int, Accepts(ge=1)] = option(
-        7, "Maximum number of padded lengths with train_sampling_strategy=bucket_by_length.", kw_only=True
+    num_length_buckets: int = option(
+        7, "Maximum number of padded lengths with train_sampling_strategy=bucket_by_length.", kw_only=True, ge=1
     )
     dataloader_drop_last: bool = option(False, "Drop the last batch of an epoch if it is incomplete.")
-    dataloader_num_workers: Annotated[int, Accepts(ge=0)] = option(
-        0, "Number of workers that load data; 0 loads in the main process."
-    )
+    dataloader_num_workers: int = option(0, "Number of workers that load data; 0 loads in the main process.", ge=0)
     dataloader_pin_memory: bool = option(
         True, "Use page-locked host memory for faster copies. It has an effect on cuda only."
     )
     dataloader_persistent_workers: bool = option(False, "Keep the workers alive between epochs.")
-    dataloader_prefetch_factor: Annotated[int | None, Accepts(ge=1)] = option(
-        None, "Number of batches that each worker loads ahead. [2]"
-    )
+    dataloader_prefetch_factor: int | None = option(None, "Number of batches that each worker loads ahead. [2]", ge=1)
     dataloader_multiprocessing_context: str | None = option(
         None, "Start method of the workers. [the platform's own]", choices=["fork", "spawn", "forkserver"]
     )

@@ -15,13 +15,13 @@ import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from ..devices.launchers import process_number
 from ..errors import MisconfigurationException
 from .choices import IntervalStrategy
-from .fields import Accepts, Declaration, Deprecated, NotSupported, option
-from .readers import read_choice, read_path, refuse
+from .fields import Declaration, NotSupported, option
+from .readers import read_choice, read_path
 
 DROPPED_IN = "1.0"
 NO_APEX = NotSupported("Apex is not used", "Leave it out: fp16=True is torch's own autocast", ("apex",))
@@ -34,82 +34,85 @@ class DeprecatedArguments:
     overwrite_output_dir: bool = option(
         False, "Train from the beginning even if output_dir has checkpoints of an earlier run."
     )
-    use_mps_device: Annotated[bool, Deprecated("accelerator", "mps")] = option(
-        False, "Deprecated: mps is the default where it is available; accelerator=mps requires it."
+    use_mps_device: bool = option(
+        False,
+        "Deprecated: mps is the default where it is available; accelerator=mps requires it.",
+        becomes={"accelerator": "mps"},
     )
-    no_cuda: Annotated[bool, Deprecated("use_cpu", True)] = option(False, "Deprecated: use use_cpu.")
-    evaluation_strategy: Annotated[
-        str | None, Accepts(read=functools.partial(read_choice, IntervalStrategy)), Deprecated("eval_strategy")
-    ] = option(None, "Deprecated: use eval_strategy.", choices=[choice.value for choice in IntervalStrategy])
-    per_gpu_train_batch_size: Annotated[int | None, Deprecated("per_device_train_batch_size")] = option(
-        None, "Deprecated: use per_device_train_batch_size."
+    no_cuda: bool = option(False, "Deprecated: use use_cpu.", becomes={"use_cpu": True})
+    evaluation_strategy: str | None = option(
+        None,
+        "Deprecated: use eval_strategy.",
+        choices=[choice.value for choice in IntervalStrategy],
+        read=functools.partial(read_choice, IntervalStrategy),
+        becomes="eval_strategy",
     )
-    per_gpu_eval_batch_size: Annotated[int | None, Deprecated("per_device_eval_batch_size")] = option(
-        None, "Deprecated: use per_device_eval_batch_size."
+    per_gpu_train_batch_size: int | None = option(
+        None, "Deprecated: use per_device_train_batch_size.", becomes="per_device_train_batch_size"
     )
-    warmup_ratio: float | None = option(None, "Deprecated: use warmup_steps with a value below 1.")
-    logging_dir: Annotated[str | None, Accepts(read=read_path)] = option(
-        None, "Deprecated: use the environment variable TENSORBOARD_LOGGING_DIR."
+    per_gpu_eval_batch_size: int | None = option(
+        None, "Deprecated: use per_device_eval_batch_size.", becomes="per_device_eval_batch_size"
     )
-    adafactor: Annotated[bool, Deprecated("optim", "adafactor")] = option(False, "Deprecated: use optim=adafactor.")
-    group_by_length: Annotated[bool, Deprecated("train_sampling_strategy", "group_by_length")] = option(
-        False, "Deprecated: use train_sampling_strategy=group_by_length."
+    warmup_ratio: float | None = option(None, "Deprecated: use warmup_steps with a value below 1.", ge=0, le=1)
+    logging_dir: str | None = option(
+        None, "Deprecated: use the environment variable TENSORBOARD_LOGGING_DIR.", read=read_path
+    )
+    adafactor: bool = option(False, "Deprecated: use optim=adafactor.", becomes={"optim": "adafactor"})
+    group_by_length: bool = option(
+        False,
+        "Deprecated: use train_sampling_strategy=group_by_length.",
+        becomes={"train_sampling_strategy": "group_by_length"},
     )
     include_inputs_for_metrics: bool = option(False, "Deprecated: use include_for_metrics=inputs.")
-    include_tokens_per_second: Annotated[bool, Deprecated("include_num_input_tokens_seen", "all")] = option(
-        False, "Deprecated: use include_num_input_tokens_seen, which also logs tokens per second."
+    include_tokens_per_second: bool = option(
+        False,
+        "Deprecated: use include_num_input_tokens_seen, which also logs tokens per second.",
+        becomes={"include_num_input_tokens_seen": "all"},
     )
-    torchdynamo: Annotated[str | None, Deprecated("torch_compile_backend")] = option(
-        None, "Deprecated: use torch_compile_backend."
-    )
+    torchdynamo: str | None = option(None, "Deprecated: use torch_compile_backend.", becomes="torch_compile_backend")
     dispatch_batches: bool | None = option(None, "Deprecated: use dispatch_batches in accelerator_config.")
     split_batches: bool | None = option(None, "Deprecated: use split_batches in accelerator_config.")
-    push_to_hub_model_id: Annotated[str | None, Deprecated("hub_model_id")] = option(
-        None, "Deprecated: use hub_model_id."
-    )
+    push_to_hub_model_id: str | None = option(None, "Deprecated: use hub_model_id.", becomes="hub_model_id")
     push_to_hub_organization: str | None = option(None, "Deprecated: use hub_model_id as organization/name.")
-    push_to_hub_token: Annotated[str | None, Deprecated("hub_token")] = option(None, "Deprecated: use hub_token.")
-    tpu_metrics_debug: Annotated[bool, Deprecated("debug", ["tpu_metrics_debug"])] = option(
-        False, "Deprecated: refused; TPUs are not supported."
+    push_to_hub_token: str | None = option(None, "Deprecated: use hub_token.", becomes="hub_token")
+    tpu_metrics_debug: bool = option(
+        False, "Deprecated: refused; TPUs are not supported.", becomes={"debug": ["tpu_metrics_debug"]}
     )
-    past_index: Annotated[
-        int,
-        NotSupported(
+    past_index: int = option(
+        -1,
+        "Deprecated: refused; passing a model its past outputs is not supported.",
+        refused=NotSupported(
             "the Trainer does not pass a model its outputs from the previous batch",
             "Override compute_loss to do so",
             unless=(-1,),
         ),
-    ] = option(-1, "Deprecated: refused; passing a model its past outputs is not supported.")
-    tp_size: Annotated[
-        int, NotSupported("each process of this release has the whole model", "Leave it out", unless=(0, 1))
-    ] = option(0, "Deprecated: refused; tensor parallelism is not supported.")
-    save_safetensors: Annotated[bool, Deprecated()] = option(
-        True, "Deprecated: no effect; weights are always saved as safetensors."
     )
-    fp16_backend: Annotated[str, NO_APEX, Deprecated()] = option(
-        "auto", "Deprecated: no effect; autocast is torch's own."
+    tp_size: int = option(
+        0,
+        "Deprecated: refused; tensor parallelism is not supported.",
+        refused=NotSupported("each process of this release has the whole model", "Leave it out", unless=(0, 1)),
     )
-    half_precision_backend: Annotated[str, NO_APEX, Deprecated()] = option(
-        "auto", "Deprecated: no effect; autocast is torch's own."
+    save_safetensors: bool = option(
+        True, "Deprecated: no effect; weights are always saved as safetensors.", becomes={}
     )
-    fp16_opt_level: Annotated[str, Deprecated()] = option("O1", "Deprecated: no effect; it was for Apex.")
-    jit_mode_eval: Annotated[bool, Deprecated()] = option(
-        False, "Deprecated: use torch_compile; evaluation runs without it."
+    fp16_backend: str = option("auto", "Deprecated: no effect; autocast is torch's own.", becomes={}, refused=NO_APEX)
+    half_precision_backend: str = option(
+        "auto", "Deprecated: no effect; autocast is torch's own.", becomes={}, refused=NO_APEX
     )
-    use_ipex: Annotated[bool, Deprecated()] = option(
-        False, "Deprecated: no effect; torch includes the features of Intel's extension."
+    fp16_opt_level: str = option("O1", "Deprecated: no effect; it was for Apex.", becomes={})
+    jit_mode_eval: bool = option(False, "Deprecated: use torch_compile; evaluation runs without it.", becomes={})
+    use_ipex: bool = option(
+        False, "Deprecated: no effect; torch includes the features of Intel's extension.", becomes={}
     )
-    tpu_num_cores: Annotated[int | None, Deprecated()] = option(None, "Deprecated: no effect; TPUs are not supported.")
-    mp_parameters: Annotated[str, Deprecated()] = option("", "Deprecated: no effect; it was for SageMaker.")
-    ray_scope: Annotated[str, Deprecated()] = option(
-        "last", "Deprecated: use the argument scope of hyperparameter_search."
+    tpu_num_cores: int | None = option(None, "Deprecated: no effect; TPUs are not supported.", becomes={})
+    mp_parameters: str = option("", "Deprecated: no effect; it was for SageMaker.", becomes={})
+    ray_scope: str = option("last", "Deprecated: use the argument scope of hyperparameter_search.", becomes={})
+    use_legacy_prediction_loop: bool = option(
+        False, "Deprecated: no effect; there is only one prediction loop.", becomes={}
     )
-    use_legacy_prediction_loop: Annotated[bool, Deprecated()] = option(
-        False, "Deprecated: no effect; there is only one prediction loop."
-    )
-    fsdp_min_num_params: Annotated[int, Deprecated()] = option(0, "Deprecated: use min_num_params in fsdp_config.")
-    fsdp_transformer_layer_cls_to_wrap: Annotated[str | None, Deprecated()] = option(
-        None, "Deprecated: use transformer_layer_cls_to_wrap in fsdp_config."
+    fsdp_min_num_params: int = option(0, "Deprecated: use min_num_params in fsdp_config.", becomes={})
+    fsdp_transformer_layer_cls_to_wrap: str | None = option(
+        None, "Deprecated: use transformer_layer_cls_to_wrap in fsdp_config.", becomes={}
     )
 
 
@@ -122,12 +125,11 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(args)}  # a subclass may have its own
     for name, field in declared.items():
         value = getattr(args, name)
-        if field.deprecated is None or value == defaults[name]:
+        if field.becomes is None or value == defaults[name]:
             continue
         _warn(args, field)
         setattr(args, name, defaults[name])
-        if new := field.deprecated.by:
-            meant = value if field.deprecated.value is None else field.deprecated.value
+        for new, meant in ({field.becomes: value} if isinstance(field.becomes, str) else field.becomes).items():
             if (current := getattr(args, new)) not in (defaults[new], meant, []):
                 raise MisconfigurationException(
                     f"{name} sets {new}={meant!r}, but {new}={current!r} was given as well. Leave out {name}, which "
@@ -151,8 +153,6 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
     default = defaults["warmup_ratio"]
     spent = None if default is None else 0.0  # a library with a field of this name has numbers in it
     if args.warmup_ratio not in (None, spent):
-        if not 0 <= args.warmup_ratio <= 1:
-            raise refuse("warmup_ratio", args.warmup_ratio, "between 0 and 1")
         is_given = args.warmup_ratio != default
         if is_given:
             _warn(args, declared["warmup_ratio"])
@@ -166,7 +166,7 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
 def _warn(args: Any, field: Declaration) -> None:
     if process_number():  # all of several processes have the same arguments
         return
-    ignored = " and ignored" if field.deprecated == Deprecated() else ""
+    ignored = " and ignored" if field.becomes == {} else ""
     warnings.warn(
         f"`{field.name}` is deprecated{ignored}, and will be "
         f"removed in mps_trainer {DROPPED_IN}: {field.help.removeprefix('Deprecated: ')}",

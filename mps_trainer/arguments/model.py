@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
-from ..errors import MisconfigurationException
-from .fields import Accepts, option
+from .fields import option
 from .readers import read_integer_not_float
 
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
+PRECISIONS = ("no", "fp16", "bf16")  # of autocast
 
 
 @dataclass
@@ -70,21 +68,9 @@ class ModelArguments:
         "Compute the last layer of classifiers such as BERT for the first token alone, with other draws of dropout.",
         kw_only=True,
     )
-    torch_empty_cache_steps: Annotated[int | None, Accepts(ge=1, read=read_integer_not_float)] = option(
-        None, "Release the device's unused memory every this many steps; slower. [never]"
+    torch_empty_cache_steps: int | None = option(
+        None,
+        "Release the device's unused memory every this many steps; slower. [never]",
+        ge=1,
+        read=read_integer_not_float,
     )
-
-
-def launched_precision(environ: Mapping[str, str]) -> str:
-    """Returns the autocast format that a launcher requests: "fp16", "bf16" or "no".
-
-    Raises:
-        MisconfigurationException: if it is anything else.
-    """
-    asked = environ.get(LAUNCHED, "no")
-    if asked.lower() not in ("no", "fp16", "bf16"):
-        raise MisconfigurationException(
-            f"The environment variable {LAUNCHED} is {asked!r}, and this Trainer autocasts to fp16, bf16 or not at "
-            "all (no). Set it to one of these, or leave it out."
-        )
-    return asked.lower()

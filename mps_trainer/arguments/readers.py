@@ -11,14 +11,14 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Any
 
 from ..devices.accelerators.base import read_devices
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import MOST_BYTES, read_bytes
-from ..utils.text import shown
+from ..utils.text import did_you_mean, shown
 from .choices import DebugOption, of_transformers
 
 LARGEST = 2**63 - 1  # the largest length or counter of Python's iterators and of torch
@@ -31,6 +31,15 @@ FLAGS = {  # those of HfArgumentParser
 
 def refuse(name: str, value: Any, accepted: str) -> MisconfigurationException:
     return MisconfigurationException(f"{name}={shown(value)} is not accepted: it must be {accepted}.")
+
+
+def check_keys(source: str, keys: Iterable[Any], known: Collection[str]) -> None:
+    """Raises MisconfigurationException for the first key of `source` that is not known."""
+    for key in keys:
+        if key not in known:
+            name = shown(key, 60)
+            hint = did_you_mean(name.strip("'"), known) or f" Known are {', '.join(known)}."
+            raise MisconfigurationException(f"{source} has an unknown key {name}.{hint}")
 
 
 def reader_of(hint: Any) -> Callable[[str, Any], Any]:
@@ -64,7 +73,8 @@ def read_text_value(name: str, value: Any) -> str:
 
 
 def read_flag(name: str, value: Any) -> bool:
-    flag = FLAGS.get(str(value).lower())  # text covers numpy's bool too
+    is_number = isinstance(value, int) and value not in (0, 1)  # Python refuses to print the largest
+    flag = None if is_number else FLAGS.get(str(value).lower())  # text covers numpy's bool too
     if flag is None:
         raise refuse(name, value, "true or false")
     return flag

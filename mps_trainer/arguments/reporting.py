@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 from .choices import DebugOption, IntervalStrategy
-from .fields import Accepts, NotSupported, option
+from .fields import NotSupported, option
 from .readers import read_debug_options, read_space, read_steps, read_token_count
+
+_LEVELS = ["detail", "debug", "info", "warning", "error", "critical", "passive"]
 
 
 @dataclass
@@ -15,24 +17,16 @@ class ReportingArguments:
     """Logs, progress and reports."""
 
     logging_strategy: IntervalStrategy | str = option("steps", "When to log: no, steps or epoch.")
-    logging_steps: Annotated[float, Accepts(ge=0, read=read_steps)] = option(
-        500, "Steps between two logs; below 1, a fraction of all steps."
+    logging_steps: float = option(
+        500, "Steps between two logs; below 1, a fraction of all steps.", ge=0, read=read_steps
     )
     logging_first_step: bool = option(False, "Also log the first step.")
     logging_nan_inf_filter: bool = option(
         True,
         "Replace nan and infinite losses by the mean of the others in the log. Training is not affected.",
     )
-    log_level: str = option(
-        "passive",
-        "Log level of the main process; passive does not change it.",
-        choices=["detail", "debug", "info", "warning", "error", "critical", "passive"],
-    )
-    log_level_replica: str = option(
-        "warning",
-        "Log level of all other processes.",
-        choices=["detail", "debug", "info", "warning", "error", "critical", "passive"],
-    )
+    log_level: str = option("passive", "Log level of the main process; passive does not change it.", choices=_LEVELS)
+    log_level_replica: str = option("warning", "Log level of all other processes.", choices=_LEVELS)
     log_on_each_node: bool = option(True, "With several machines, log on one process of each.")
     disable_tqdm: bool | None = option(None, "Disable the progress bar. [disabled if the log level is above warning]")
     # None first and str second: HfArgumentParser takes the second member for the flag's type. The default is not
@@ -50,22 +44,23 @@ class ReportingArguments:
     project: str = option("huggingface", "Name of the project, for trackers with projects.")
     trackio_space_id: str | None = option(None, "Trackio: Space that shows the run.")
     trackio_bucket_id: str | None = option(None, "Trackio: bucket that stores the run.")
-    trackio_static_space_id: Annotated[str | None | Literal[False], Accepts(read=read_space)] = option(  # noqa: RUF036
-        None, "Trackio: Space that shows the finished run; false for none."
+    trackio_static_space_id: str | None | Literal[False] = option(  # noqa: RUF036
+        None, "Trackio: Space that shows the finished run; false for none.", read=read_space
     )
-    include_num_input_tokens_seen: Annotated[str | bool, Accepts(read=read_token_count)] = option(
-        "no", "Count the input tokens: all, non_padding or no; true and false mean all and no."
+    include_num_input_tokens_seen: str | bool = option(
+        "no", "Count the input tokens: all, non_padding or no; true and false mean all and no.", read=read_token_count
     )
     skip_memory_metrics: bool = option(True, "Do not add memory use to the metrics.")
-    debug: Annotated[
-        str | list[DebugOption],
-        Accepts(read=read_debug_options),
-        NotSupported(
+    debug: str | list[DebugOption] = option(
+        "",
+        "Debugging options, separated by spaces: underflow_overflow.",
+        read=read_debug_options,
+        refused=NotSupported(
             "there is no TPU here",
             "Leave it out; mps-trainer check shows what a step does on mps",
             ("tpu_metrics_debug",),
         ),
-    ] = option("", "Debugging options, separated by spaces: underflow_overflow.")
+    )
 
 
 @dataclass
@@ -73,16 +68,14 @@ class EvaluationArguments:
     """Evaluation during training."""
 
     eval_strategy: IntervalStrategy | str = option("no", "When to evaluate during training: no, steps or epoch.")
-    eval_steps: Annotated[float | None, Accepts(ge=0, read=read_steps)] = option(
-        None, "Steps between two evaluations; below 1, a fraction of all steps. [logging_steps]"
+    eval_steps: float | None = option(
+        None, "Steps between two evaluations; below 1, a fraction of all steps. [logging_steps]", ge=0, read=read_steps
     )
-    eval_delay: Annotated[float, Accepts(ge=0)] = option(
-        0, "Steps or epochs (see eval_strategy) before the first evaluation."
-    )
+    eval_delay: float = option(0, "Steps or epochs (see eval_strategy) before the first evaluation.", ge=0)
     eval_on_start: bool = option(False, "Evaluate before the first step.")
     prediction_loss_only: bool = option(False, "Compute only the loss; do not gather predictions and labels.")
-    eval_accumulation_steps: Annotated[int | None, Accepts(ge=1)] = option(
-        None, "Number of batches after which predictions move from the device to host memory. [all]"
+    eval_accumulation_steps: int | None = option(
+        None, "Number of batches after which predictions move from the device to host memory. [all]", ge=1
     )
     eval_do_concat_batches: bool = option(
         True, "Concatenate the predictions of all batches; otherwise return a list with an entry per batch."

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from .choices import HubStrategy, SaveStrategy
-from .fields import Accepts, option
+from .fields import option
 from .readers import read_steps
 
 
@@ -15,12 +14,10 @@ class CheckpointingArguments:
     """Checkpoints: when to write them, which to keep, and which is best."""
 
     save_strategy: SaveStrategy | str = option("steps", "When to save: no, steps, epoch or best.")
-    save_steps: Annotated[float, Accepts(ge=0, read=read_steps)] = option(
-        500, "Steps between two checkpoints; below 1, a fraction of all steps."
+    save_steps: float = option(
+        500, "Steps between two checkpoints; below 1, a fraction of all steps.", ge=0, read=read_steps
     )
-    save_total_limit: Annotated[int | None, Accepts(ge=0)] = option(
-        None, "Maximum number of checkpoints; the best one is kept. [all]"
-    )
+    save_total_limit: int | None = option(None, "Maximum number of checkpoints; the best one is kept. [all]", ge=0)
     save_only_model: bool = option(
         False, "Save only the weights; training cannot resume exactly from such a checkpoint."
     )

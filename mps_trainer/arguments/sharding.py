@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.text import choice_text, did_you_mean
+from ..utils.text import choice_text
 from .choices import OptimizerNames
-from .readers import FLAGS, read_any, read_flag, read_mapping_or_file, read_names, refuse
+from .readers import FLAGS, check_keys, read_any, read_flag, read_mapping_or_file, read_names, refuse
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 BY_BLOCK, BY_SIZE, WHOLE = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"
@@ -25,7 +25,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "offload": {"cpu_offload": True},
     "auto_wrap": {},
 }
-_OF_FSDP1 = ("no_shard", "hybrid_shard", "hybrid_shard_zero2")
 # key -> why it changes nothing here
 _WITHOUT_EFFECT = {
     "sync_module_states": "all processes start with the weights of the first one",
@@ -107,11 +106,6 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
         return FLAGS[words[0]], {}
     meant: dict[str, Any] = {}
     for word in words:
-        if word in _OF_FSDP1:
-            instead = "leave fsdp out, which has the whole model in every process" if word == "no_shard" else ""
-            raise MisconfigurationException(
-                f"fsdp={word!r} is of FSDP1, which is not used here. Take fsdp=True, or {instead or 'full_shard'}."
-            )
         if word not in _OPTIONS:
             raise refuse("fsdp", value, f"true or false, or of {', '.join(_OPTIONS)}, with spaces between them")
         for name, stands_for in _OPTIONS[word].items():
@@ -122,12 +116,10 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings with transformers' names. A name given with and without prefix must have one value."""
+    check_keys("fsdp_config", (key.removeprefix("fsdp_") for key in given), KEYS)
     config: dict[str, Any] = {}
     for key, value in given.items():
         name = key.removeprefix("fsdp_")
-        if name not in KEYS:
-            hint = did_you_mean(name, KEYS) or f" Known are {', '.join(KEYS)}."
-            raise MisconfigurationException(f"fsdp_config has an unknown key {name!r}.{hint}")
         read = KEYS[name](f"fsdp_config: {name}", value)
         if config.setdefault(name, read) != read:
             raise MisconfigurationException(

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import Any
 
+from ..arguments.model import PRECISIONS
 from ..devices import ACCELERATORS, DeviceRequest, MachineFacts, gather_facts, resolve
 from ..errors import MisconfigurationException
-from ..launching.accelerate_file import accelerate_file
-from ..launching.config_file import LoadedSettings, in_force, load, load_target, user_file, write
-from ..launching.processes import too_many
-from ..launching.settings import ACCEPTED, DEFAULTS, PRECISIONS, Settings, typed, variables
+from ..launching.config_file import (
+    LoadedSettings,
+    accelerate_file,
+    in_force,
+    load_first,
+    load_target,
+    user_file,
+    write,
+)
+from ..launching.processes import check_machine
+from ..launching.settings import DEFAULTS, SETTINGS, Settings, variables
 from ..utils.home import named
 from ..utils.text import as_line
-
-UNCHANGED = "Nothing was written."
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -29,10 +34,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "existing file of `accelerate config` gives the proposed answers. `config show` prints the settings in "
         "force and their file.",
     )
-    command.add_argument(
+    one_of = command.add_mutually_exclusive_group()
+    one_of.add_argument(
         "show", nargs="?", choices=["show"], metavar="show", help="print the settings in force and their file"
     )
-    command.add_argument(
+    one_of.add_argument(
         "--default", action="store_true", help="ask nothing: take Accelerate's settings or the defaults"
     )
     command.add_argument(
@@ -45,101 +51,73 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Asks and writes, or shows; returns 0."""
-    if arguments.show:
-        if arguments.default:
-            raise MisconfigurationException("--default writes settings, and show prints them. Leave one of them out.")
-        _show(in_force(arguments.config_file, os.environ))
-        return 0
     file = arguments.config_file
+    if arguments.show:
+        _show(in_force(file, os.environ))
+        return 0
     target = user_file(os.environ) if file is None else named("--config_file", file)
     if target is None:
         raise MisconfigurationException(
             "There is no folder for the settings file: HOME is not set, and this user has no home folder. Name a "
             "file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`."
         )
-    own = load_target(target)
-    proposed = _accelerates() if own is None or arguments.default else own.settings
-    settings = proposed if arguments.default else _ask(proposed)
+    proposed = load_target(target)
+    if arguments.default or proposed.path is None:
+        proposed = load_first(accelerate_file(os.environ))
+        if proposed.path is not None:
+            _show(proposed)
+    settings = proposed.settings if arguments.default else ask_settings(gather_facts(), proposed.settings)
     write(settings, target)
     print(f"Written to {target}:")
     _print_settings(settings)
     return 0
 
 
-def _accelerates() -> Settings:
-    path = accelerate_file(os.environ)
-    if path is None or not os.path.isfile(path):
-        return {}
-    found = load(path)
-    print(f"Taken over from {path}: {', '.join(found.settings) or 'nothing'}.")
-    _print_ignored(found)
-    return found.settings
-
-
-def _ask(proposed: Settings) -> Settings:
-    try:
-        return ask_settings(gather_facts(), proposed)
-    except EOFError as error:
-        print()
-        raise MisconfigurationException(
-            f"The input ended before the last answer. {UNCHANGED} `mps-trainer config --default` asks nothing."
-        ) from error
-    except KeyboardInterrupt as interrupt:
-        raise KeyboardInterrupt(f"interrupted. {UNCHANGED}") from interrupt
-
-
 def ask_settings(facts: MachineFacts, proposed: Settings) -> Settings:
     """Asks for each setting that matters on this machine until the answer is valid; Enter takes the proposed one.
 
     Raises:
-        EOFError: if there is no more input.
+        MisconfigurationException: if there is no more input.
     """
     decision = resolve(DeviceRequest(), facts)
     settings = {**DEFAULTS, **proposed}
     print(str(decision).splitlines()[0])
     print("Press Enter for the value in brackets, or Ctrl-C to change nothing.")
 
-    def kind() -> str:
-        return decision.type if settings["device"] == "auto" else settings["device"]
-
-    def ask(name: str, question: str) -> None:
-        default = settings[name]
+    def ask(name: str, hint: str = "") -> str:
+        """Asks for a setting and returns the device that the settings so far choose."""
+        default, words = settings[name], SETTINGS[name].words
+        question = SETTINGS[name].help + (f", one of {', '.join(words)}{hint}" if words else "")
         offered = "none" if default is None else default
         if isinstance(default, bool):
             offered = "yes" if default else "no"
-        if sys.stdin is None:  # closed before the start, as by a shell's <&-
-            raise EOFError
         while True:
-            text = input(f"{question} [{offered}]: ").strip()
             try:
-                settings[name] = typed(name, text) if text else default
-                obstacle = _obstacle(name, settings[name], kind(), facts)
+                text = input(f"{question} [{offered}]: ").strip().lower()
+                settings[name] = SETTINGS[name].convert(text) if text else default
+                asked_later = {} if name == "num_processes" else {"num_processes": 1}
+                kind = check_machine({**settings, **asked_later}, facts).type
+                able = [each for each in PRECISIONS if each in ("no", *ACCELERATORS[kind].precisions(facts))]
+                if name != "mixed_precision" or settings[name] in able:
+                    return kind
+                print(f"  {kind} does not compute in {settings[name]} here. Take {' or '.join(able)}.")
             except MisconfigurationException as error:
-                obstacle = str(error)
-            if obstacle is None:
-                return
-            print(f"  {obstacle}")
+                print(f"  {error}")
+            except (EOFError, RuntimeError) as error:  # RuntimeError: stdin was closed, as by a shell's <&-
+                print()
+                raise MisconfigurationException(
+                    "The input ended before the last answer. Nothing was written. `mps-trainer config --default` "
+                    "asks nothing."
+                ) from error
 
-    ask("device", f"Device, {ACCEPTED['device']}; auto takes {decision.name} here")
-    ask("mixed_precision", f"Mixed precision, {ACCEPTED['mixed_precision']}")
-    if kind() != "mps":
-        ask("num_processes", "Processes that train together")
+    ask("device", f"; auto takes {decision.name} here")
+    if ask("mixed_precision") != "mps":
+        ask("num_processes")
         return settings
-    ask("mps_fallback", "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
-    ask("memory_fraction", "Limit of memory, as a share of what Metal recommends (0 to 2, or none)")
+    ask("mps_fallback")
+    ask("memory_fraction")
     print("One process, because a Mac has one GPU. `mps-trainer launch --hosts` trains on several Macs.")
     return {**settings, "num_processes": 1}
-
-
-def _obstacle(name: str, value: Any, kind: str, facts: MachineFacts) -> str | None:
-    """Returns why a valid value cannot be used on this machine, with training on a device of this kind; or None."""
-    if name == "device" and value != "auto" and (found := ACCELERATORS[value].why_not(facts)) is not None:
-        return f"{value} cannot run here: {found.why}. To fix it: {found.remedy}."
-    if name == "mixed_precision":
-        able = [each for each in PRECISIONS if each == "no" or each in ACCELERATORS[kind].precisions(facts)]
-        if value not in able:
-            return f"{kind} does not compute in {value} here. Take {' or '.join(able)}."
-    return too_many(value, kind, facts) if name == "num_processes" else None
 
 
 def _show(loaded: LoadedSettings) -> None:
@@ -147,15 +125,11 @@ def _show(loaded: LoadedSettings) -> None:
     whose = "Accelerate's " if loaded.is_accelerates else ""
     print("No settings file, so these are the defaults:" if loaded.path is None else f"From {whose}{loaded.path}:")
     _print_settings(loaded.settings)
-    _print_ignored(loaded)
+    for name, why in loaded.ignored.items():
+        print(f"  not {as_line(name)}: {as_line(why)}.")
     for name, value in variables(loaded.settings).items():
         if (shells := os.environ.get(name, value)) != value:
             print(f"  note: {name}={shells} is set in the environment, and overrides the file.")
-
-
-def _print_ignored(loaded: LoadedSettings) -> None:
-    for name, why in loaded.ignored.items():
-        print(f"  not {as_line(name)}: {as_line(why)}.")
 
 
 def _print_settings(settings: Settings) -> None:

@@ -118,16 +118,11 @@ def copy(source: Path, target: Path) -> int:
             )
         if target.exists() and not target.is_dir():
             raise MisconfigurationException(f"{target} is a file, and nothing was copied. Name a folder.")
-        target.mkdir(parents=True, exist_ok=True)
-        try:
-            for name in names:
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source / name, target / name)  # an installation may be read-only, its copy is not
-        except OSError:
-            for path in target.iterdir():  # the folder was empty
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-            raise
+        for name in names:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)  # an installation may be read-only, its copy is not
     except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)  # it was new or empty
         raise MisconfigurationException(
             f"The example cannot be copied to {target}: {error.strerror}. Name a folder that you may write to."
         ) from error

@@ -7,13 +7,14 @@ import os
 import sys
 from typing import Any
 
+from ..arguments.model import PRECISIONS
 from ..devices import gather_facts
 from ..devices.launchers import LAUNCHER_INTEGERS, SLURM_TASKS
 from ..errors import MisconfigurationException
 from ..launching.config_file import in_force
 from ..launching.hosts import run_on_hosts
-from ..launching.processes import check_machine, check_module, torchrun
-from ..launching.settings import COMMAND, DEFAULTS, PRECISIONS, command_of, environment, typed
+from ..launching.processes import check_machine, torchrun
+from ..launching.settings import COMMAND, DEFAULTS, command_of, environment, read_settings
 from ..utils.text import as_line
 from .script import add_restarts, add_script, check_restarts, check_script
 from .supervisor import supervise
@@ -34,14 +35,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--mixed_precision", choices=PRECISIONS, help="number format of autocast (default: no)")
     command.add_argument(
-        "--mps_fallback",
-        action="store_const",
-        const=True,
-        help="run operators without an MPS kernel on the CPU",
+        "--mps_fallback", action="store_const", const=True, help="run operators without an MPS kernel on the CPU"
     )
-    command.add_argument(
-        "--num_processes", metavar="N", type=_count, help="number of processes, on the CPU or GPUs (default: 1)"
-    )
+    command.add_argument("--num_processes", metavar="N", help="number of processes, on the CPU or GPUs (default: 1)")
     command.add_argument(
         "--hosts",
         metavar="HOST,HOST",
@@ -55,22 +51,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
-def _count(text: str) -> int:
-    try:
-        return typed("num_processes", text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Starts the script and returns its exit status. With one process it takes this one's place."""
-    if arguments.module:
-        check_module(arguments.script, os.getcwd())
-    else:
+    if not arguments.module:
         check_script(arguments.script)
     check_restarts(arguments)
     loaded = in_force(arguments.config_file, os.environ)
-    flags = {name: value for name, value in vars(arguments).items() if name in DEFAULTS and value is not None}
+    flags = read_settings({name: getattr(arguments, name, None) for name in DEFAULTS}, "The command line")
     settings = {**DEFAULTS, **loaded.settings, **flags}
     environ = environment(flags, loaded.settings, os.environ)
     environ[COMMAND] = command_of(arguments.typed, os.environ)
@@ -80,17 +67,17 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"mps-trainer: {as_line(line)}", file=sys.stderr)
     count = settings["num_processes"]
     source = f"--num_processes {count}" if "num_processes" in flags or loaded.path is None else str(loaded.path)
-    if arguments.restarts and arguments.hosts:
+    if arguments.hosts and (arguments.restarts or count > 1):
+        other = "--restarts" if arguments.restarts else f"{source}: {count} processes"
         raise MisconfigurationException(
-            "--restarts starts a script again on this machine, and --hosts trains on several. Leave one of both out."
-        )
-    if count > 1 and arguments.hosts:
-        raise MisconfigurationException(
-            f"{source}: {count} processes and --hosts, which starts one on each machine. Leave one of both out."
+            f"{other} and --hosts exclude each other: --hosts starts one process on each machine. Leave one out."
         )
     if count > 1 or settings["device"] not in ("auto", "cpu"):  # else torch is not imported
         unlaunched = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, SLURM_TASKS)}
-        check_machine(settings, gather_facts(environ=unlaunched), source)
+        try:
+            check_machine(settings, gather_facts(environ=unlaunched))
+        except MisconfigurationException as error:
+            raise MisconfigurationException(f"{source}: {error}") from error
     script = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
     command = [sys.executable, *script]
     if arguments.hosts:

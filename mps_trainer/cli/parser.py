@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, NoReturn
 
 from ..errors import MisconfigurationException
@@ -42,25 +41,16 @@ class OneLineParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuses unknown flags here; argparse would leave them to the parser of all commands."""
-        words = sys.argv[1:] if args is None else list(args)
-        flag = words[0].partition("=")[0] if words else ""
-        if flag.startswith("--") and len(flag) > 2 and not any(known.startswith(flag) for known in self._flags()):
-            self._refuse_flags(words[:1])  # argparse would ask for a missing argument first
-        known, unknown = super().parse_known_args(words, namespace)
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self._refuse_flags(unknown)
+            flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+            near = did_you_mean(flag, (each for each in self._option_string_actions if each.startswith("--")))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}.{near}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
         end = "" if message.endswith(("?", ".")) else "."
         raise MisconfigurationException(f"{message}{end} See `{self.prog} --help`.")
-
-    def _refuse_flags(self, unknown: list[str]) -> NoReturn:
-        flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
-        self.error(f"unrecognized arguments: {' '.join(unknown)}.{did_you_mean(flag, self._flags())}")
-
-    def _flags(self) -> list[str]:
-        return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:

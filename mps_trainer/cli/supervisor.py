@@ -25,7 +25,6 @@ from ..launching.processes import shell_status, signals_handled
 from ..launching.restarts import (
     ERROR,
     PROGRESS,
-    REQUESTS,
     VARIABLE,
     End,
     Progress,
@@ -65,7 +64,7 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
         if process is not None:
             _send(process, signum)
 
-    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, signals_handled(REQUESTS, pass_on):
+    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, signals_handled(pass_on):
         while True:
             for note in (PROGRESS, ERROR):
                 Path(notes, note).unlink(missing_ok=True)

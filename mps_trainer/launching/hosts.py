@@ -21,7 +21,6 @@ from typing import Any
 from ..devices.facts import RECORDED_VARIABLES
 from ..errors import MisconfigurationException
 from .processes import shell_status, signals_handled
-from .restarts import REQUESTS
 from .settings import COMMAND
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
@@ -64,7 +63,7 @@ def run_on_hosts(hosts: Sequence[str], command: Sequence[str], environ: Mapping[
         asked.append(signum)
 
     failed, end = None, float("inf")
-    with signals_handled(REQUESTS, pass_on):
+    with signals_handled(pass_on):
         while any(each.poll() is None for each in processes):
             time.sleep(0.1)
             if failed is None and (failed := first_failed()) is not None:
@@ -133,10 +132,6 @@ def addresses_of(hosts: Sequence[str]) -> list[str]:
     Raises:
         MisconfigurationException: for an unknown name, or one that means this machine to itself only.
     """
-    if len(hosts) < 2:
-        raise MisconfigurationException(
-            f"--hosts {hosts[0]} names one machine. Name two or more, such as mac1.local,mac2.local, or leave it out."
-        )
     addresses = []
     for host in hosts:
         try:

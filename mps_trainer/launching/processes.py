@@ -3,69 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..devices import ACCELERATORS, Decision, DeviceRequest, MachineFacts, resolve
 from ..errors import MisconfigurationException
+from .restarts import REQUESTS
 from .settings import Settings
 
 
-def check_module(name: str, folder: str) -> None:
-    """Raises MisconfigurationException if the first part of a module's name is not found."""
-    first = name.partition(".")[0]
-    is_known = first in sys.builtin_module_names or first in sys.stdlib_module_names
-    if not is_known and importlib.machinery.PathFinder.find_spec(first, [folder, *sys.path]) is None:
-        raise MisconfigurationException(
-            f"There is no module {first!r} in this folder or among the installed packages. Name a module, or leave "
-            "-m out to run a file."
-        )
-
-
-def check_machine(settings: Settings, facts: MachineFacts, source: str) -> Decision:
+def check_machine(settings: Settings, facts: MachineFacts) -> Decision:
     """Returns the device of each process on a machine with these facts.
 
     Raises:
-        MisconfigurationException: if the machine cannot start the processes on the device. `source`, the file or the
-            flag of the settings, is named.
+        MisconfigurationException: if the machine cannot start the processes on the device.
     """
-    device, count = settings.get("device", "auto"), settings.get("num_processes", 1)
-    is_named = device not in ("auto", "cpu")
-    try:
-        decision = resolve(DeviceRequest(accelerator=device if is_named else "auto"), facts)
-    except MisconfigurationException as error:
-        raise MisconfigurationException(f"{source}: {error}" if is_named else str(error)) from error
+    count = settings["num_processes"]
+    decision = resolve(DeviceRequest(accelerator=settings["device"]), facts)
     if count > 1 and decision.type == "mps":
         raise MisconfigurationException(
-            f"{source}: {count} processes on mps. A Mac has one GPU, which they would share without being faster. "
-            f"Take --num_processes 1 with larger batches, --cpu to run {count} processes on the CPU, or --hosts to "
-            "train on several Macs."
+            f"{count} processes on mps. A Mac has one GPU, which they would share without being faster. Take "
+            f"--num_processes 1 with larger batches, --cpu to run {count} processes on the CPU, or --hosts to train "
+            "on several Macs."
         )
-    if (objection := too_many(count, decision.type, facts)) is not None:
-        raise MisconfigurationException(f"{source}: {objection}")
+    most = ACCELERATORS[decision.type].count(facts)
+    if count > most and decision.type != "cpu":
+        raise MisconfigurationException(
+            f"{count} processes take one {decision.type} device each, and this machine has {most}. Take at most "
+            f"{most}, or the CPU."
+        )
     return decision
 
 
-def too_many(count: int, kind: str, facts: MachineFacts) -> str | None:
-    """Returns an objection to `count` processes on a kind of device, or None."""
-    most = ACCELERATORS[kind].count(facts)
-    if kind == "cpu" or count <= most:
-        return None
-    return (
-        f"{count} processes take one {kind} device each, and this machine has {most}. Take at most {most}, or the CPU."
-    )
-
-
 @contextlib.contextmanager
-def signals_handled(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Calls `handler` for signals inside, except for those that are ignored, as SIGHUP under nohup."""
-    before = {number: signal.getsignal(number) for number in numbers}
+def signals_handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Calls `handler` for requests to end inside, except for ignored ones, as SIGHUP under nohup."""
+    before = {each: signal.signal(each, handler) for each in REQUESTS if signal.getsignal(each) != signal.SIG_IGN}
     try:
-        for number in (number for number, earlier in before.items() if earlier != signal.SIG_IGN):
-            signal.signal(number, handler)
         yield
     finally:
         for number, earlier in before.items():

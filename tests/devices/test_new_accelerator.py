@@ -7,9 +7,10 @@ import torch
 
 from mps_trainer import DeviceRequest, DeviceStatsMonitor, MachineFacts, resolve
 from mps_trainer.checkpoints.rng import rng_state, set_rng
-from mps_trainer.cli.config import _obstacle
 from mps_trainer.devices.accelerators import ACCELERATORS, Accelerator, Obstacle
 from mps_trainer.devices.findings import findings, trains_on
+from mps_trainer.launching.processes import check_machine
+from mps_trainer.launching.settings import DEFAULTS
 from tests.conftest import refusal
 from tests.devices.machines import pc, under_torchrun
 
@@ -64,9 +65,9 @@ def test_all_that_describes_saves_and_measures_devices_knows_a_new_accelerator()
     assert trains_on(TPU) == "tpu_like"
     (finding,) = findings(TPU)
     assert finding.remedy.endswith("VISIBLE_TPUS=1 chooses the second")
-    assert _obstacle("mixed_precision", "bf16", "tpu_like", TPU) is None
-    says = "tpu_like does not compute in fp16 here. Take no or bf16."
-    assert _obstacle("mixed_precision", "fp16", "tpu_like", TPU) == says
+    assert check_machine({**DEFAULTS, "num_processes": 4}, TPU).type == "tpu_like"
+    says = "5 processes take one tpu_like device each, and this machine has 4."
+    assert says in refusal(check_machine, {**DEFAULTS, "num_processes": 5}, TPU)
     args = SimpleNamespace(device=SimpleNamespace(type="tpu_like"))
     assert DeviceStatsMonitor()._figures(args) == {"tpu_like_allocated_bytes": 7}
     saved = rng_state()

@@ -40,20 +40,21 @@ def test_load_of_an_empty_file_sets_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"device: [mps", "not valid YAML in line 1: "),
-        (b"device: mps\n\tnum_processes: 1", "not valid YAML in line 2: "),
-        (b"\xff\xfe\x00", "not valid YAML: "),
-        (b"a: !!python/object/apply:os.system ['touch ran']", "not valid YAML in line 1: "),
-        (b"[" * 1500, "not valid YAML: "),
-        (LAUGHS.encode(), "not valid YAML: its aliases expand to more than "),
-        (MERGED.encode(), "not valid YAML: its aliases expand to more than "),
-        (f"? {{{LAUGHS.replace(chr(10), ', ')}}}\n: 1".encode(), "not valid YAML: its aliases expand to more than "),
-        (b"device: &a [*a]", "not valid YAML: its aliases expand to more than "),
-        (b"num_processes: 0x" + b"f" * 40_000, "has num_processes: <a number of 160000 bits>"),
-        (b"? 0x" + b"f" * 40_000 + b"\n: 1", "has the key <a number of 160000 bits>"),
-        (b"- device\n- mps", "has a list instead of settings"),
+        (b"device: [mps", "line 1, column 13"),
+        (b"device: mps\n\tnum_processes: 1", "line 2, column 1"),
+        (b"\xff\xfe\x00", "can't decode"),
+        (b"a: !!python/object/apply:os.system ['touch ran']", "line 1, column 4"),
+        (b"[" * 1500, "maximum recursion depth exceeded"),
+        (LAUGHS.encode(), "its aliases expand to more than "),
+        (MERGED.encode(), "its aliases expand to more than "),
+        (f"? {{{LAUGHS.replace(chr(10), ', ')}}}\n: 1".encode(), "its aliases expand to more than "),
+        (b"device: &a [*a]", "its aliases expand to more than "),
+        (b"num_processes: 0x" + b"f" * 40_000, "num_processes=<a number of 160000 bits>"),
+        (b"mps_fallback: 0x" + b"f" * 40_000, "mps_fallback=<a number of 160000 bits>"),
+        (b"? 0x" + b"f" * 40_000 + b"\n: 1", "has an unknown key <a number of 160000 bits>"),
+        (b"- device\n- mps", "has a list instead of lines"),
         (b"#" * 50_001, "more than 50,000 bytes"),
-        (b"distributed_type: NO\nnum_processes: [1]", "has num_processes: [1]"),
+        (b"distributed_type: NO\nnum_processes: [1]", "num_processes=[1]"),
     ],
     ids=lambda value: value[:20],
 )
@@ -65,7 +66,6 @@ def test_a_file_that_cannot_be_read_is_refused_and_kept(tmp_path, monkeypatch, c
         refused = refusal(attempt, path)
         assert says in refused
         assert str(path) in refused
-    assert "The file was not overwritten." in refused
     assert path.read_bytes() == content
     assert os.listdir(tmp_path) == ["c.yaml"]
 
@@ -75,15 +75,14 @@ def test_in_force_of_an_unreadable_home_folder_is_nothing(tmp_path, monkeypatch)
     assert in_force(None, {"XDG_CONFIG_HOME": str(tmp_path), "HF_HOME": str(tmp_path)}) == LoadedSettings()
 
 
-# Python 3.10's Path.replace does not look os.replace up when it is called
-@pytest.mark.parametrize(("owner", "failing"), [(os, "fsync"), (Path, "replace")], ids=["fsync", "replace"])
-def test_write_to_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch, owner, failing):
+@pytest.mark.parametrize("failing", ["write_text", "replace"])
+def test_write_to_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch, failing):
     path = tmp_path / "c.yaml"
     write(SETTINGS, path)
     before = path.read_bytes()
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, failing, mock.Mock(side_effect=OSError(28, "No space left on device")))
+        patch.setattr(Path, failing, mock.Mock(side_effect=OSError(28, "No space left on device")))
         assert "cannot be written: No space left on device" in refusal(write, {"device": "mps"}, path)
     assert os.listdir(tmp_path) == ["c.yaml"]
     assert path.read_bytes() == before

@@ -151,7 +151,6 @@ def test_a_process_that_does_not_end_is_killed(folder, network, monkeypatch):
     [
         (["127.0.0.1", "no such host"], r"--hosts: 'no such host' has no address \(.*such as mac1.local,mac2.local"),
         (["127.0.0.1", ""], "--hosts: '' has no address"),
-        (["mac1.local"], "--hosts mac1.local names one machine. Name two or more"),
         (["127.0.0.1", "10.0.0.2"], "--hosts: '127.0.0.1' is a loopback address, which the other machines cannot"),
     ],
 )
@@ -168,4 +167,4 @@ def test_without_mlx_the_extra_is_named(monkeypatch, capsys):
 
 def test_hosts_and_a_number_of_processes_exclude_each_other(capsys):
     assert cli.main(["launch", "--hosts", "mac1.local,mac2.local", "--num_processes", "2", "train.py"]) == 2
-    assert capsys.readouterr().err.startswith("mps-trainer: error: --num_processes 2: 2 processes and --hosts, which")
+    assert capsys.readouterr().err.startswith("mps-trainer: error: --num_processes 2: 2 processes and --hosts exclude")

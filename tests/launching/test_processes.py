@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from mps_trainer import DeviceUnavailableError, MachineFacts, MisconfigurationException
-from mps_trainer.launching.processes import check_machine, check_module
+from mps_trainer import DeviceUnavailableError, MachineFacts
+from mps_trainer.launching.processes import check_machine
+from mps_trainer.launching.settings import DEFAULTS
 from tests.conftest import refusal
 from tests.devices.machines import mac
 
@@ -29,31 +30,22 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true"}
     ],
 )
 def test_check_machine_takes_what_the_machine_can_do(facts, settings, kind):
-    assert check_machine(settings, facts, "f").type == kind
+    assert check_machine({**DEFAULTS, **settings}, facts).type == kind
 
 
 @pytest.mark.parametrize(
     ("facts", "settings", "says"),
     [
-        (MAC, {"num_processes": 2}, "f: 2 processes on mps. A Mac has one GPU"),
-        (MAC, {"device": "mps", "num_processes": 2}, "f: 2 processes on mps. A Mac has one GPU"),
-        (GPUS, {"num_processes": 3}, r"f: 3 processes take one cuda device each.*has 2\."),
+        (MAC, {"num_processes": 2}, "2 processes on mps. A Mac has one GPU"),
+        (MAC, {"device": "mps", "num_processes": 2}, "2 processes on mps. A Mac has one GPU"),
+        (GPUS, {"num_processes": 3}, r"3 processes take one cuda device each.*has 2\."),
     ],
 )
 def test_check_machine_refuses_more_processes_than_devices(facts, settings, says):
-    assert re.match(says, refusal(check_machine, settings, facts, "f"))
+    assert re.match(says, refusal(check_machine, {**DEFAULTS, **settings}, facts))
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda", "xpu"])
 def test_check_machine_refuses_a_named_gpu_that_is_not_there(device):
-    with pytest.raises(MisconfigurationException, match=f"^my.yaml: accelerator='{device}' was requested") as refused:
-        check_machine({"device": device}, PC, "my.yaml")
-    assert isinstance(refused.value.__cause__, DeviceUnavailableError)
-
-
-def test_check_module_looks_in_the_folder_and_the_installation(tmp_path):
-    for name in ("json.tool", "sys", "torch.distributed.run"):
-        check_module(name, "/")
-    assert "no module 'of_my_own'" in refusal(check_module, "of_my_own.train", str(tmp_path))
-    (tmp_path / "of_my_own").mkdir()
-    check_module("of_my_own.train", str(tmp_path))
+    with pytest.raises(DeviceUnavailableError, match=f"^accelerator='{device}' was requested"):
+        check_machine({**DEFAULTS, "device": device}, PC)
