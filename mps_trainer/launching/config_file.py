@@ -50,8 +50,6 @@ def load(path: Path) -> LoadedSettings:
     """Reads a file of settings, ours or Accelerate's. Raises MisconfigurationException where it cannot be read."""
     import yaml  # --help does without it
 
-    from ..utils.yaml_loader import BoundedLoader
-
     try:
         content = read_bytes(path, LARGEST)
     except (OSError, ValueError) as error:
@@ -62,7 +60,7 @@ def load(path: Path) -> LoadedSettings:
             f"{why} `mps-trainer config --config_file FILE` writes a file of settings."
         ) from error
     try:
-        values = yaml.load(content.decode(), Loader=BoundedLoader)
+        values = yaml.safe_load(content.decode())
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or sentence(error)
         line = getattr(getattr(error, "problem_mark", None), "line", None)
