@@ -6,12 +6,12 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from ..errors import MisconfigurationException
-from ..utils.bounded_file import read_bytes
 
 NAME = "run_record.json"
 PAGE = "report.html"
@@ -24,7 +24,6 @@ _MARKED = re.compile(
 _STATE = "trainer_state.json"
 _MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
-LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoint
 
 KEPT_LOGS = 5000  # a page has fewer pixels, and each checkpoint writes the file
 
@@ -272,7 +271,7 @@ def _from_state(path: str) -> RunRecord:
 def load_json(path: str) -> Any:
     """Reads a file of JSON. Raises MisconfigurationException if it cannot be read."""
     try:
-        content = read_bytes(path, LARGEST)
+        content = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise _damaged(path, getattr(error, "strerror", None) or str(error)) from error
     try:
