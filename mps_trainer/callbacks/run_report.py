@@ -136,7 +136,7 @@ class RunReport:
             from ..reports.pages import comparison_page, tell_apart
 
             self._folder = folder
-            records: list[RunRecord] = [read(trial) for trial in trials]
+            records: list[RunRecord] = [read(os.path.join(trial, NAME)) for trial in trials]
             tell_apart(records, trials)
             replace(os.path.join(folder, PAGE), comparison_page(records))
 

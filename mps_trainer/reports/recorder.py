@@ -187,7 +187,7 @@ def _earlier(resumed_from: str, step: int) -> RunRecord | None:
     """Returns the record of the run up to `step`, from the folder of the checkpoint; None if there is none."""
     folder = os.path.dirname(os.path.abspath(resumed_from))
     try:
-        found = record.read(folder)
+        found = record.read(os.path.join(folder, record.NAME))
     except MisconfigurationException:
         return None
     if found.outcome.get("kind") == RUNNING:
