@@ -25,8 +25,6 @@ _STATE = "trainer_state.json"
 _MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
-KEPT_LOGS = 5000  # a page has fewer pixels, and each checkpoint writes the file
-
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # charts draw no larger values
 # Clock and memory at a log. Seconds are those of the training clock, which stands still between two sessions; bytes
 # are None where the device does not tell.
@@ -89,10 +87,8 @@ class RunRecord:
         return self.sessions[-1].offset + self.sessions[-1].seconds if self.sessions else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        values = {**vars(self), "history": _fewer_logs(self.history)}
-        values["sessions"] = [vars(session) for session in self.sessions]
-        values["events"] = [vars(event) for event in self.events]
-        return {"generator": GENERATOR, "format": FORMAT, **values}
+        sessions, events = ([vars(part) for part in parts] for parts in (self.sessions, self.events))
+        return {"generator": GENERATOR, "format": FORMAT, **vars(self), "sessions": sessions, "events": events}
 
     @classmethod
     def from_dict(cls, data: Any) -> RunRecord:
@@ -123,15 +119,6 @@ def read_history(entries: list[Any]) -> list[dict[str, Any]]:
     """Returns the entries of a `log_history` that have a step, with their values that are numbers."""
     numbers = [{k: v for k, v in entry.items() if is_number(v)} for entry in entries if isinstance(entry, dict)]
     return [entry for entry in numbers if is_finite(entry.get("step"))]
-
-
-def _fewer_logs(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns `history` with at most about KEPT_LOGS logs of the loss, evenly spread; the last and all others stay."""
-    losses = [number for number, entry in enumerate(history) if "loss" in entry]
-    if len(losses) <= KEPT_LOGS:
-        return history
-    kept = set(losses[:: -(-len(losses) // KEPT_LOGS)]) | {losses[-1]}
-    return [entry for number, entry in enumerate(history) if "loss" not in entry or number in kept]
 
 
 # Files

@@ -69,15 +69,6 @@ def test_any_part_of_a_record_may_be_missing(data):
         run_page(RunRecord.from_dict({key: value for key, value in data.items() if key != name}))
 
 
-def test_a_long_history_keeps_its_evaluations():
-    history = [{"loss": 1.0, "step": step} for step in range(20_000)]
-    history.insert(7, {"eval_loss": 1.0, "step": 6})
-    kept = RunRecord("long", {}, history).to_dict()["history"]
-    assert len(kept) <= 5003
-    assert history[7] in kept
-    assert kept[-1] == history[-1]
-
-
 STATE = {
     "global_step": 4, "max_steps": 4, "train_batch_size": 8, "best_metric": 0.6, "best_global_step": 4,
     "log_history": [{"loss": 0.5, "step": 2}, {"eval_loss": 0.6, "step": 4}, {"train_runtime": 1.0, "step": 4}],
