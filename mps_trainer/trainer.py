@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +31,7 @@ from transformers.trainer_utils import (
 from transformers.utils.generic import can_return_loss, find_labels
 
 from . import trainer_checks, trainer_setup
-from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs
+from .callbacks import all_callbacks, call_first_who_add_to_logs
 from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
@@ -80,6 +81,7 @@ from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
+from .reports.recorder import compare_trials
 from .search import backends, trials
 from .training_args import TrainingArguments
 from .utils.overrides import Overrides, methods_of
@@ -198,9 +200,8 @@ class Trainer:
         self.data_collator = self.data_collator or trainer_setup.default_collator(self.processing_class)
 
         added = all_callbacks(args, self, callbacks or [])
-        handler = ReportingHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
-        handler.report = RunReport() if args.writes_report else None
-        self.callback_handler, self.control = handler, TrainerControl()
+        parts = self.model, self.processing_class, self.optimizer, self.lr_scheduler
+        self.callback_handler, self.control = ReportingHandler(added, *parts), TrainerControl()
         self._mt_checkpoints = Checkpoints(self, args.output_dir)
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
@@ -261,9 +262,6 @@ class Trainer:
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
             trainer_checks.check_same_data(self, processes)
             resume_from = self._mt_checkpoints.to_resume(resume_from_checkpoint, trial)
-            if (report := self._mt_events.report) is not None:
-                restarts = [] if self._mt_supervised is None else self._mt_supervised.restarts
-                report.expect(run_dir, resume_from, run_dir == self.args.output_dir, restarts)
             with prepared_for_training(self):
                 return TrainingRun(self, trial, resume_from).train()
 
@@ -1142,13 +1140,13 @@ class Trainer:
         self.hp_space = runner.default_hp_space if hp_space is None else hp_space
         self.hp_name = hp_name
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
-        self.hp_search_backend = chosen
+        self.hp_search_backend, begun = chosen, time.time()
         try:
             return runner.run(self, n_trials, direction, **kwargs)
         finally:
             self.hp_search_backend = None
-            if (report := self._mt_events.report) is not None:
-                report.end_search(self.args.output_dir)
+            if self.args.writes_report:
+                compare_trials(self.args.output_dir, begun)
 
     def _hp_search_setup(self, trial: Any) -> None:
         """Sets the arguments that the trial chose, cast to the types of the values that they replace."""

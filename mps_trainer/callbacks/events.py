@@ -14,7 +14,7 @@ from transformers.trainer_callback import (
 )
 
 from ..guards.callbacks import explain_callback
-from .run_report import RunReport
+from ..reports.recorder import RecordedTrainer, Recorder, begin_report
 
 # The events of each step. transformers' handler also calls empty methods: 14 µs a step with two callbacks.
 _OF_STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
@@ -28,26 +28,19 @@ class ReportingHandler(CallbackHandler):
     Events that a subclass of the Trainer tells the handler itself are in the report too.
     """
 
-    report: RunReport | None = None
+    report: Recorder | None = None
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **details: Any) -> Any:
         try:
             return super().call_event(event, args, state, control, **details)
         finally:
             if (method := getattr(self.report, event, None)) is not None:
-                given = {
-                    "model": self.model,
-                    "loader": self.train_dataloader,
-                    "processing_class": self.processing_class,
-                }
-                method(args=args, state=state, **given, **details)
+                method(**details)
 
 
-class FiringTrainer(Protocol):
-    """Names what callbacks get of a Trainer."""
+class FiringTrainer(RecordedTrainer, Protocol):
+    """Names what callbacks and the report get of a Trainer."""
 
-    args: Any
-    state: TrainerState
     control: TrainerControl
     callback_handler: CallbackHandler
 
@@ -75,15 +68,20 @@ class Events:
             explain_callback(error, event, trainer.state.global_step)
             raise
 
+    def begin_report(self) -> None:
+        """Begins the report of a run; not with a handler of the user's, which would tell it nothing."""
+        if isinstance(handler := self.trainer.callback_handler, ReportingHandler):
+            handler.report = begin_report(self.trainer)
+
     @property
-    def report(self) -> RunReport | None:
+    def report(self) -> Recorder | None:
         """Returns the report of the run, or None if there is none or the user replaced the handler."""
         return getattr(self.trainer.callback_handler, "report", None)
 
     def note(self, kind: str, text: str = "", took: float = 0.0) -> None:
         """Adds an event that no callback sees, and that `took` seconds, to the time line of the report."""
         if self.report is not None:
-            self.report.note(kind, self.trainer.state.global_step, text, took)
+            self.report.note(kind, text, took)
 
     def stateful_callbacks(self) -> dict[str, Any]:
         """Returns the states of the callbacks and the control for a checkpoint, by class name."""

@@ -212,6 +212,7 @@ class TrainingRun:
         self.note_progress()
         self.gradients.clear()
         self.events.fire("on_train_begin")
+        self.events.begin_report()
         for text in self.trainer._mt_overrides.texts():
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
