@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
+import functools
 from typing import Any, Protocol
 
 from transformers.trainer_callback import (
@@ -16,8 +17,6 @@ from transformers.trainer_callback import (
 from ..guards.callbacks import explain_callback
 from ..reports.recorder import RecordedTrainer, Recorder, begin_report
 
-# The events of each step. transformers' handler also calls empty methods: 14 µs a step with two callbacks.
-_OF_STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 # A callback of this package's users may define it; TrainerCallback and transformers' handler do not know it.
 CHECKPOINT_COMPLETE = "on_checkpoint_complete"
 
@@ -57,13 +56,15 @@ class Events:
         Args:
             since: the callback to begin with, where those before it were called; for an event that `covers`.
         """
-        trainer = self.trainer
-        given = trainer.args, trainer.state, trainer.control
+        trainer, handler = self.trainer, self.trainer.callback_handler
         try:
-            if event == CHECKPOINT_COMPLETE or (event in _OF_STEPS and self.covers(event)):
-                trainer.control = tell(trainer.callback_handler, event, *given, since, **details)
+            if since is None and event != CHECKPOINT_COMPLETE:
+                method = getattr(handler, event)
             else:
-                trainer.control = getattr(trainer.callback_handler, event)(*given, **details)
+                some, first = copy.copy(handler), handler.callbacks.index(since) if since in handler.callbacks else 0
+                some.callbacks = [each for each in handler.callbacks[first:] if hasattr(each, event)]
+                method = functools.partial(some.call_event, event)
+            trainer.control = method(trainer.args, trainer.state, trainer.control, **details)
         except Exception as error:
             explain_callback(error, event, trainer.state.global_step)
             raise
@@ -111,39 +112,3 @@ class Events:
             if function not in (None, nothing) and not is_own:
                 return True
         return False
-
-
-def tell(
-    handler: CallbackHandler, event: str, args: Any, state: Any, control: Any, since: Any = None, **details: Any
-) -> Any:
-    """Calls the callbacks as transformers' handler does, but passes over those without an own method for `event`.
-
-    Args:
-        since: the first callback to call; None for all.
-
-    Returns:
-        The control that they leave behind.
-    """
-    if event == "on_step_begin":
-        control.should_log = control.should_evaluate = control.should_save = False
-    nothing = getattr(TrainerCallback, event, None)
-    told: Any = handler.callbacks  # a callback may add others
-    if since in told:
-        told = itertools.islice(told, told.index(since), None)
-    for callback in told:
-        method = getattr(callback, event, None)
-        if method is not None and getattr(method, "__func__", method) is not nothing:
-            result = method(
-                args,
-                state,
-                control,
-                model=handler.model,
-                processing_class=handler.processing_class,
-                optimizer=handler.optimizer,
-                lr_scheduler=handler.lr_scheduler,
-                train_dataloader=handler.train_dataloader,
-                eval_dataloader=handler.eval_dataloader,
-                **details,
-            )
-            control = control if result is None else result
-    return control
