@@ -30,7 +30,7 @@ from transformers.trainer_utils import (
 )
 from transformers.utils.generic import can_return_loss, find_labels
 
-from . import trainer_checks, trainer_setup
+from . import search, trainer_checks, trainer_setup
 from .callbacks import all_callbacks, call_first_who_add_to_logs
 from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
@@ -82,7 +82,6 @@ from .optim import factory as optim
 from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
 from .reports.recorder import compare_trials
-from .search import backends, trials
 from .training_args import TrainingArguments
 from .utils.overrides import Overrides, methods_of
 from .utils.terminal import lost_output_ignored
@@ -311,7 +310,7 @@ class Trainer:
             RuntimeError: if it takes more, or returns None.
         """
         assert self.model_init is not None
-        return trials.new_model(self.model_init, trial)
+        return search.new_model(self.model_init, trial)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Moves the model to the device as a whole, before it is used."""
@@ -1135,8 +1134,8 @@ class Trainer:
             SearchUnavailableError: without a `model_init`.
             SearchUnavailableError: if the back end is not installed; says what to install.
         """
-        chosen, runner = backends.available_backend(backend)
-        backends.require_searchable(self.model_init, self._mt_processes)
+        chosen, runner = search.available_backend(backend)
+        search.require_searchable(self.model_init, self._mt_processes)
         self.hp_space = runner.default_hp_space if hp_space is None else hp_space
         self.hp_name = hp_name
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
@@ -1152,7 +1151,7 @@ class Trainer:
         """Sets the arguments that the trial chose, cast to the types of the values that they replace."""
         self._trial = trial
         if self.hp_search_backend is not None and trial is not None:
-            trials.set_arguments(self.args, trial, self.hp_search_backend.value, self.hp_space)
+            search.set_arguments(self.args, trial, self.hp_search_backend.value, self.hp_space)
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """Reports the metrics of a trial to the search. Raises optuna.TrialPruned if the trial is to end."""
@@ -1161,10 +1160,10 @@ class Trainer:
         metrics = dict(metrics)
         self.objective = self.compute_objective(metrics)
         if self.hp_search_backend.value == "optuna":
-            backends.report_to_optuna(trial, self.objective, step, lambda: self._mt_events.fire("on_train_end"))
+            search.report_to_optuna(trial, self.objective, step, lambda: self._mt_events.fire("on_train_end"))
         elif self.hp_search_backend.value == "ray":
             save = self._tune_save_checkpoint if self.control.should_save else None
-            backends.report_to_ray({**metrics, "objective": self.objective}, save)
+            search.report_to_ray({**metrics, "objective": self.objective}, save)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes what Ray Tune needs to resume a trial into a folder of its own in `checkpoint_dir`."""
@@ -1180,7 +1179,7 @@ class Trainer:
         output_dir = self.args.output_dir
         if self.hp_search_backend is None or trial is None:
             return output_dir
-        return os.path.join(output_dir, trials.folder_name(trial, self.hp_search_backend.value, self.hp_name))
+        return os.path.join(output_dir, search.folder_name(trial, self.hp_search_backend.value, self.hp_name))
 
     # Events
 

@@ -25,7 +25,7 @@ from ..distributed.ddp import no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
-from ..search import trials
+from ..search import set_state
 from .batch_halving import MicrobatchSplitter, sizes_to_begin_with
 from .batch_source import BatchSource
 from .drift import DriftWatch
@@ -81,7 +81,7 @@ class TrainingRun:
             splits_batches=splits_batches,
         )
         if trainer.hp_search_backend is not None and trainer._trial is not None:
-            trials.set_state(trainer.state, trainer._trial, trainer.hp_name)
+            set_state(trainer.state, trainer._trial, trainer.hp_name)
         self.checkpoints = trainer._mt_checkpoints
         self.checkpoints.find_stale(None if resume_from is None else trainer.state.global_step)
         if args.save_async and args.save_strategy != "no":
