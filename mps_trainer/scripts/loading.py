@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -75,45 +74,24 @@ def load_model(kind: Any, name: str, args: Any, replace_head: bool = False, **se
     Raises:
         MisconfigurationException: if the files do not have all weights of the body, or a head of another shape.
     """
-    with _reports_kept_back() as reports, straight_to_device(args) as device:
+    with straight_to_device(args) as device:
         network, loading = kind.from_pretrained(
             name, ignore_mismatched_sizes=True, output_loading_info=True, **settings, **device
         )
-        prefix = f"{network.base_model_prefix}."
-        other = sorted(key for key, *_ in loading["mismatched_keys"])
-        faults = [f"{key} has a different shape" for key in other if key.startswith(prefix)]
-        # a language model never had a pooler, so it gets a random one, as the head is
-        missing = sorted(key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
-        faults += [f"{key} is missing" for key in missing]
-        if faults:
-            raise MisconfigurationException(
-                f"The weights in {name} do not fit the model in its config.json: {faults[0]}. Give "
-                "--model_name_or_path a folder with files of one model."
-            )
-        if other and not replace_head:
-            raise MisconfigurationException(
-                f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to replace "
-                "its head."
-            )
-    for report in reports:
-        logging.getLogger(report.name).handle(report)
+    prefix = f"{network.base_model_prefix}."
+    other = sorted(key for key, *_ in loading["mismatched_keys"])
+    faults = [f"{key} has a different shape" for key in other if key.startswith(prefix)]
+    # a language model never had a pooler, so it gets a random one, as the head is
+    missing = sorted(key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
+    faults += [f"{key} is missing" for key in missing]
+    if faults:
+        raise MisconfigurationException(
+            f"The weights in {name} do not fit the model in its config.json: {faults[0]}. Give --model_name_or_path a "
+            "folder with files of one model."
+        )
+    if other and not replace_head:
+        raise MisconfigurationException(
+            f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to replace its "
+            "head."
+        )
     return network
-
-
-@contextlib.contextmanager
-def _reports_kept_back() -> Iterator[list[logging.LogRecord]]:
-    """Delays the library's logs about weights, and drops them if the model is refused."""
-    kept: list[logging.LogRecord] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        kept.append(record)
-        return False
-
-    loggers = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "utils.loading_report")]
-    for logger in loggers:
-        logger.addFilter(keep)
-    try:
-        yield kept
-    finally:
-        for logger in loggers:
-            logger.removeFilter(keep)
