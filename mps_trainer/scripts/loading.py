@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +25,25 @@ def require_folder_or_name(flag: str, name: str | None, contents: str) -> None:
         raise MisconfigurationException(f"--{flag}: {name} is a file, and a folder or a name on the hub is expected.")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise MisconfigurationException(f"--{flag} {name} is not a folder. Name one that has {contents}.")
+
+
+def go_offline_if_unreachable() -> None:
+    """Makes the hub's libraries use only their caches if the hub does not answer.
+
+    They would otherwise try again and again, for a minute and more, before they say so. An answer with an error
+    status is an answer. The libraries read the switch when they are imported, so `datasets` must not be yet.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        urllib.request.urlopen(request, timeout=3.0).close()
+    except urllib.error.HTTPError:
+        pass
+    except (OSError, ValueError):
+        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+        import huggingface_hub.constants
+
+        huggingface_hub.constants.HF_HUB_OFFLINE = True  # imported with the argument parser, before this was known
 
 
 @contextlib.contextmanager
