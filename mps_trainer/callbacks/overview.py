@@ -16,7 +16,7 @@ from ..devices.facts import cpu_bfloat16
 from ..model.attention_in_models import describe_attention
 from ..training_args import TrainingArguments
 from ..utils.overrides import Overrides
-from ..utils.text import choice_text, format_bytes
+from ..utils.text import choice_text, counted, format_bytes
 
 logger = logging.getLogger(__name__)
 # The logger whose level scripts for transformers set, and whose lines they and their users look for.
@@ -104,8 +104,8 @@ def parameters_of(model: Any) -> str:
     count = sum(size for size, _ in sizes)
     trained = sum(size for size, is_trained in sizes if is_trained)
     if trained == count:
-        return f"{_number(count)} parameters, all of them trained"
-    return f"{_number(count)} parameters, {_number(trained)} of them trained ({100 * trained / max(count, 1):.2g} %)"
+        return f"{count:,} parameters, all of them trained"
+    return f"{count:,} parameters, {trained:,} of them trained ({100 * trained / max(count, 1):.2g} %)"
 
 
 def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
@@ -114,7 +114,7 @@ def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
     if args.save_strategy == "no" or count == 0:
         return "no checkpoints" + (' (save_strategy="no")' if args.save_strategy == "no" else "")
     at_most = "at most " if args.save_strategy == "best" else ""
-    many = "a checkpoint at each epoch" if count is None else f"{at_most}{count} checkpoint{'s' if count > 1 else ''}"
+    many = "a checkpoint at each epoch" if count is None else f"{at_most}{counted(count, 'checkpoint')}"
     each = " each" if count is None or count > 1 else ""
     text = f"{many} in {'the folder of this trial in ' if state.is_hyper_param_search else ''}{args.output_dir}"
     if hasattr(model, "parameters"):
@@ -158,7 +158,7 @@ def checkpoint_size(args: Any, model: Any) -> int:
 
 
 def _steps(args: Any, state: Any, loader: Any) -> str:
-    steps = f"{state.max_steps:,} step{'s' if state.max_steps != 1 else ''}"
+    steps = counted(state.max_steps, "step")
     batch = examples_in_step(args, state) // (args.world_size * args.gradient_accumulation_steps)
     examples = num_examples(loader, batch) if loader is not None and length_of(loader) else 0
     if not examples:
@@ -174,7 +174,7 @@ def _steps(args: Any, state: Any, loader: Any) -> str:
 def _batch(args: Any, state: Any) -> str:
     """Returns the effective batch and its factors."""
     size = examples_in_step(args, state)
-    text = f"{size:,} example{'s' if size != 1 else ''} in a step"
+    text = f"{counted(size, 'example')} in a step"
     parts = [
         f"{size // (args.world_size * args.gradient_accumulation_steps)} in a batch",
         f"{args.world_size} processes" if args.world_size > 1 else "",
@@ -192,9 +192,3 @@ def examples_in_step(args: Any, state: Any) -> int:
     """
     asked = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
     return getattr(state, "update_size", asked)
-
-
-def _number(count: int) -> str:
-    if count >= 10**9:
-        return f"{count / 1e9:.2f} B"
-    return f"{count / 1e6:.1f} M" if count >= 10**5 else f"{count:,}"
