@@ -5,17 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from torch import nn
-from transformers.trainer_callback import TrainerState
-
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import length_of, num_examples
 from ..data.plan import StepPlan
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
 from ..model.attention_in_models import describe_attention
-from ..training_args import TrainingArguments
-from ..utils.overrides import Overrides
 from ..utils.text import choice_text, counted, format_bytes
 
 logger = logging.getLogger(__name__)
@@ -57,44 +52,30 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
     return lines
 
 
-def announce(
-    args: TrainingArguments,
-    model: nn.Module,
-    loader: Any,
-    plan: StepPlan,
-    state: TrainerState,
-    overrides: Overrides,
-    *,
-    batch_size: int,
-    num_examples: int,
-) -> None:
-    """Logs the first lines of a run, and the sizes that transformers logs under its names.
-
-    Args:
-        batch_size: examples in a batch of one process.
-        num_examples: in the training dataset, if its length is known.
-    """
+def announce(run: Any) -> None:
+    """Logs the first lines of a TrainingRun, and the sizes that transformers logs under its names."""
     if not _transformers_logger.isEnabledFor(logging.INFO):
         return
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    known = length_of(loader) is not None
+    args, trainer = run.args, run.trainer
+    trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    known = length_of(run.loader) is not None
     advice = ACCELERATORS[args.device.type].precision_advice(cpu_bfloat16())
     precision = {"no": "as the model's weights"}.get(args.mixed_precision, f"autocast to {args.mixed_precision}")
     rows = {
         "Precision": precision if advice is None else f"{precision}; {advice}",
-        "Num examples": f"{num_examples:,}" if known else "unknown",
-        "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
-        "Batch size per device": f"{batch_size:,}",
+        "Num examples": f"{run.num_examples:,}" if known else "unknown",
+        "Num Epochs": f"{run.plan.epochs:,}" if known else "as many as the steps take",
+        "Batch size per device": f"{trainer._train_batch_size:,}",
         "Gradient Accumulation steps": f"{args.gradient_accumulation_steps:,}",
-        "Total optimization steps": f"{plan.max_steps:,}",
+        "Total optimization steps": f"{run.plan.max_steps:,}",
         "Number of trainable parameters": f"{trainable:,}",
     }
     _transformers_logger.info("***** Running training *****")
     for name, value in rows.items():
         _transformers_logger.info("  %s = %s", name, value)
-    for text in overrides.texts():
+    for text in trainer._mt_overrides.texts():
         _transformers_logger.info("  Off: %s", text)
-    for line in first_lines(args, state, model, loader):
+    for line in first_lines(args, trainer.state, run.model, run.loader):
         _transformers_logger.info("  %s", line.strip())
 
 

@@ -197,16 +197,7 @@ class TrainingRun:
         Returns:
             False if a callback ends the run at what was made up for.
         """
-        announce(
-            self.args,
-            self.model,
-            self.loader,
-            self.plan,
-            self.trainer.state,
-            self.trainer._mt_overrides,
-            batch_size=self.trainer._train_batch_size,
-            num_examples=self.num_examples,
-        )
+        announce(self)
         self.trainer._mt_processes.waiting_shares(0)
         self.start_time = time.time()
         self.note_progress()
