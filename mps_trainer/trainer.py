@@ -83,7 +83,7 @@ from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
 from .reports.recorder import compare_trials
 from .training_args import TrainingArguments
-from .utils.overrides import Overrides, methods_of
+from .utils.overrides import Overrides
 from .utils.terminal import lost_output_ignored
 
 logger = logging.getLogger(__name__)
@@ -1239,4 +1239,4 @@ class Trainer:
         return self.args.process_index == 0
 
 
-_METHODS = methods_of(Trainer)  # a library may patch the class later on
+_METHODS = {name: getattr(Trainer, name) for name in vars(Trainer)}  # a library may patch the class later on
