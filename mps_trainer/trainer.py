@@ -1049,16 +1049,11 @@ class Trainer:
         The tags of an existing card are kept, and so is PEFT's card. A card that a person wrote or changed is kept as
         `README.before.md`.
         """
-        if not self.is_world_process_zero():
-            return
-        from transformers.modelcard import TrainingSummary
-
-        summarize = functools.partial(TrainingSummary.from_trainer, self)
         model = {"language": language, "license": license, "tags": tags, "model_name": model_name}
         origin = {"finetuned_from": finetuned_from, "tasks": tasks}
         data = {"dataset_tags": dataset_tags, "dataset": dataset, "dataset_args": dataset_args}
-        settings: dict[str, Any] = {**model, **origin, **data}
-        card.write(summarize, settings, self.args, self.model, self.state, self.train_dataset, self.eval_dataset)
+        if self.is_world_process_zero():
+            card.write(self, {**model, **origin, **data})
 
     def push_to_hub(
         self,
@@ -1088,7 +1083,7 @@ class Trainer:
             return None
         self.create_model_card(**card.settings_for_upload(kwargs, self.args, self.model))
         self._finish_current_push()
-        return upload.upload_folder(self.args, self.hub_model_id, commit_message, blocking, token, revision)
+        return upload.upload_folder(self, commit_message, blocking, token, revision)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads what `args.hub_strategy` asks for at a save, in the background.
@@ -1097,14 +1092,11 @@ class Trainer:
         warning, because the checkpoint is on disk.
         """
         if self.is_world_process_zero():
-            push, repository = self.push_in_progress, self.hub_model_id
-            self.push_in_progress = upload.push_checkpoint(
-                push, repository, checkpoint_folder, self.args, self.processing_class, self._mt_events.fire
-            )
+            upload.push_checkpoint(self, checkpoint_folder)
 
     def _finish_current_push(self) -> None:
         """Waits for the running uploads and warns about failed ones."""
-        upload.warn_of_failures(self.push_in_progress, self.hub_model_id, self.args.output_dir, wait=True)
+        upload.warn_of_failures(self, wait=True)
         self.push_in_progress = None
 
     # The search for hyper-parameters
