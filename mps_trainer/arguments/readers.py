@@ -13,11 +13,11 @@ import types
 import typing
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from ..devices.accelerators.base import read_devices
 from ..errors import MisconfigurationException
+from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..utils.text import shown
 from .choices import DebugOption, of_transformers
 
@@ -191,7 +191,7 @@ def read_mapping_or_file(name: str, value: Any) -> dict[str, Any]:
         return read_mapping(name, value)
     path = read_path(name, value)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bytes(path, MOST_BYTES).decode()
     except (OSError, ValueError) as error:
         raise MisconfigurationException(
             f"{name}={shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}. Give it a dictionary, "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 
 from ..errors import MisconfigurationException
+from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..version import __version__
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 
@@ -50,7 +50,7 @@ def read_facts(path: str) -> tuple[MachineFacts, str]:
 
 def _content(path: str) -> Any:
     try:
-        content = Path(path).read_bytes()
+        content = read_bytes(path, MOST_BYTES)
     except FileNotFoundError as error:
         raise _refused(path, "there is no such file") from error
     except OSError as error:

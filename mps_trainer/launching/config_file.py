@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import MisconfigurationException
+from ..utils.bounded_file import read_bytes
 from ..utils.home import in_home, named
 from ..utils.text import sentence
 from .accelerate_file import MARKS, accelerate_file, convert
 from .settings import DEFAULTS, Settings, read_settings
 
+LARGEST = 50_000  # bytes; settings are a few hundred
 HEADER = "# Settings of `mps-trainer launch`, written by `mps-trainer config`. Flags go before them.\n"
 
 
@@ -49,7 +51,7 @@ def load(path: Path) -> LoadedSettings:
     import yaml  # --help does without it
 
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, LARGEST)
     except (OSError, ValueError) as error:
         why = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
         if isinstance(error, FileNotFoundError):

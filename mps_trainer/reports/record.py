@@ -6,12 +6,12 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from ..errors import MisconfigurationException
+from ..utils.bounded_file import read_bytes
 
 NAME = "run_record.json"
 PAGE = "report.html"
@@ -24,6 +24,7 @@ _MARKED = re.compile(
 _STATE = "trainer_state.json"
 _MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoint
 
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # charts draw no larger values
 # Clock and memory at a log. Seconds are those of the training clock, which stands still between two sessions; bytes
@@ -217,7 +218,7 @@ def read(path: str) -> RunRecord:
         MisconfigurationException: if it is damaged, or there is none.
     """
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = json.loads(read_bytes(path, LARGEST))
         return RunRecord.from_dict(data) if os.path.basename(path) == NAME else _from_state(data, path)
     except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise MisconfigurationException(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
@@ -14,6 +13,7 @@ from ..arguments.checks import coerce
 from ..arguments.fields import declarations
 from ..arguments.readers import refuse
 from ..errors import MisconfigurationException
+from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..utils.text import did_you_mean
 from .loading import errors_about
 
@@ -60,7 +60,7 @@ def read_config(argv: list[str]) -> dict[str, Any]:
     if len(argv) != 1 or not (path := argv[0]).lower().endswith((".json", ".yaml", ".yml")):
         return {}
     with errors_about("file of arguments", path, "Give a JSON object, or lines of YAML: `name: value`."):
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
         config = json.loads(text) if path.lower().endswith(".json") else yaml.safe_load(text)
         if not config or not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
             raise ValueError("it is no table of names and values.")

@@ -6,6 +6,7 @@ import pytest
 
 from mps_trainer import MachineFacts, __version__
 from mps_trainer.devices.recorded import read_facts
+from mps_trainer.utils.bounded_file import MOST_BYTES
 from tests.conftest import refusal
 from tests.devices.machines import MACHINES, under_torchrun
 
@@ -31,6 +32,7 @@ def write(tmp_path, content):
         (b'{"system": "Linux"', "it is not JSON"),
         (b"[" * 100_000, "it is not JSON"),
         (b'{"system": "Linux", "cuda_count": ' + b"9" * 5000 + b"}", "it is not JSON"),
+        (b" " * (MOST_BYTES + 1), "it has more than 1,000,000 bytes"),
         ([], "it holds no facts (Expected `object`, got `array`)"),
         ({}, 'it has no "system"'),
         ({"facts": LINUX, "mps_trainer": 1}, "got `int` - at `$.mps_trainer`"),

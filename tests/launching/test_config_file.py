@@ -43,6 +43,7 @@ def test_load_of_an_empty_file_sets_nothing(tmp_path):
         (b"num_processes: 0x" + b"f" * 40_000, "has num_processes: <a number of 160000 bits>"),
         (b"? 0x" + b"f" * 40_000 + b"\n: 1", "has the key <a number of 160000 bits>"),
         (b"- device\n- mps", "has a list instead of settings"),
+        (b"#" * 50_001, "more than 50,000 bytes"),
         (b"distributed_type: NO\nnum_processes: [1]", "has num_processes: [1]"),
     ],
     ids=lambda value: value[:20],
@@ -85,8 +86,3 @@ def test_write_keeps_a_link(tmp_path):
     write(SETTINGS, tmp_path / "c.yaml")
     assert (tmp_path / "c.yaml").is_symlink()
     assert load(tmp_path / "dotfiles" / "real.yaml").settings == SETTINGS
-
-
-def test_a_pipe_is_no_place_for_settings(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    assert "is a pipe or a device" in refusal(load_target, tmp_path / "pipe")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from unittest import mock
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from mps_trainer.reports.pages import run_page
 from mps_trainer.reports.record import (
     GENERATOR,
+    LARGEST,
     NAME,
     PAGE,
     RunRecord,
@@ -130,7 +132,10 @@ def test_a_damaged_state_is_told_in_a_line(tmp_path, state):
     assert "it has no log_history" in refusal(record_of, str(tmp_path))
 
 
-def test_a_pipe_is_no_record(tmp_path):
+def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
+    (tmp_path / NAME).touch()
+    os.truncate(tmp_path / NAME, LARGEST + 1)  # takes no space
+    assert re.search(r"it has .* bytes", refusal(record_of, str(tmp_path)))
+    os.remove(tmp_path / NAME)
     os.mkfifo(tmp_path / NAME)
-    assert is_foreign(str(tmp_path / NAME))
     assert "There is no training run in" in refusal(record_of, str(tmp_path))
