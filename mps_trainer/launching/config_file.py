@@ -50,6 +50,8 @@ def load(path: Path) -> LoadedSettings:
     """Reads a file of settings, ours or Accelerate's. Raises MisconfigurationException where it cannot be read."""
     import yaml  # --help does without it
 
+    from ..utils.yaml_loader import BoundedLoader
+
     try:
         content = read_bytes(path, LARGEST)
     except (OSError, ValueError) as error:
@@ -60,7 +62,7 @@ def load(path: Path) -> LoadedSettings:
             f"{why} `mps-trainer config --config_file FILE` writes a file of settings."
         ) from error
     try:
-        values = yaml.safe_load(content.decode())
+        values = yaml.load(content.decode(), Loader=BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or sentence(error)
         line = getattr(getattr(error, "problem_mark", None), "line", None)

@@ -115,6 +115,16 @@ def test_a_number_below_the_range_is_refused(name, below):
     assert re.search(says, refusal(TrainingArguments, **{name: below}))
 
 
+@pytest.mark.parametrize("name", ["lr_scheduler_kwargs", "fsdp_config", "accelerator_config", "run_name", "devices"])
+def test_a_value_that_a_few_aliases_of_yaml_make_huge_is_refused(name):
+    value = {"k": 1}
+    for _ in range(40):
+        value = {"k": [value, value]}
+    said = refusal(TrainingArguments, **{name: value})
+    assert len(said.partition(" is not accepted: it must be a value of at most")[0]) < 1000
+    assert f"{name[-8:]}=" in said
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("settings", "said"), TOGETHER)
 def test_a_bad_combination_is_refused_with_both_names(settings, said):

@@ -13,6 +13,11 @@ from tests.conftest import refusal
 SETTINGS = {"device": "cpu", "mixed_precision": "no", "mps_fallback": True, "num_processes": 2, "memory_fraction": 0.5}
 
 
+# 9 lists of 9 lists ...: some hundred bytes that would be 9**12 numbers if they were written out
+LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 13))
+MERGED = "a0: &a0 {k0: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30))
+
+
 def test_load_returns_what_write_wrote(tmp_path):
     path = tmp_path / "new" / "folder" / "config.yaml"
     write(SETTINGS, path)
@@ -40,6 +45,10 @@ def test_load_of_an_empty_file_sets_nothing(tmp_path):
         (b"\xff\xfe\x00", "not valid YAML: "),
         (b"a: !!python/object/apply:os.system ['touch ran']", "not valid YAML in line 1: "),
         (b"[" * 1500, "not valid YAML: "),
+        (LAUGHS.encode(), "not valid YAML: its aliases expand to more than "),
+        (MERGED.encode(), "not valid YAML: its aliases expand to more than "),
+        (f"? {{{LAUGHS.replace(chr(10), ', ')}}}\n: 1".encode(), "not valid YAML: its aliases expand to more than "),
+        (b"device: &a [*a]", "not valid YAML: its aliases expand to more than "),
         (b"num_processes: 0x" + b"f" * 40_000, "has num_processes: <a number of 160000 bits>"),
         (b"? 0x" + b"f" * 40_000 + b"\n: 1", "has the key <a number of 160000 bits>"),
         (b"- device\n- mps", "has a list instead of settings"),
