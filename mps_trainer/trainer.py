@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,8 +30,8 @@ from transformers.trainer_utils import (
 )
 from transformers.utils.generic import can_return_loss, find_labels
 
-from . import trainer_checks, trainer_setup
-from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs
+from . import search, trainer_checks, trainer_setup
+from .callbacks import all_callbacks, call_first_who_add_to_logs
 from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
@@ -80,9 +81,9 @@ from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
-from .search import backends, trials
+from .reports.recorder import compare_trials
 from .training_args import TrainingArguments
-from .utils.overrides import Overrides, methods_of
+from .utils.overrides import Overrides
 from .utils.terminal import lost_output_ignored
 
 logger = logging.getLogger(__name__)
@@ -198,9 +199,8 @@ class Trainer:
         self.data_collator = self.data_collator or trainer_setup.default_collator(self.processing_class)
 
         added = all_callbacks(args, self, callbacks or [])
-        handler = ReportingHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
-        handler.report = RunReport() if args.writes_report else None
-        self.callback_handler, self.control = handler, TrainerControl()
+        parts = self.model, self.processing_class, self.optimizer, self.lr_scheduler
+        self.callback_handler, self.control = ReportingHandler(added, *parts), TrainerControl()
         self._mt_checkpoints = Checkpoints(self, args.output_dir)
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
@@ -261,9 +261,6 @@ class Trainer:
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
             trainer_checks.check_same_data(self, processes)
             resume_from = self._mt_checkpoints.to_resume(resume_from_checkpoint, trial)
-            if (report := self._mt_events.report) is not None:
-                restarts = [] if self._mt_supervised is None else self._mt_supervised.restarts
-                report.expect(run_dir, resume_from, run_dir == self.args.output_dir, restarts)
             with prepared_for_training(self):
                 return TrainingRun(self, trial, resume_from).train()
 
@@ -313,7 +310,7 @@ class Trainer:
             RuntimeError: if it takes more, or returns None.
         """
         assert self.model_init is not None
-        return trials.new_model(self.model_init, trial)
+        return search.new_model(self.model_init, trial)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Moves the model to the device as a whole, before it is used."""
@@ -1049,16 +1046,11 @@ class Trainer:
         The tags of an existing card are kept, and so is PEFT's card. A card that a person wrote or changed is kept as
         `README.before.md`.
         """
-        if not self.is_world_process_zero():
-            return
-        from transformers.modelcard import TrainingSummary
-
-        summarize = functools.partial(TrainingSummary.from_trainer, self)
         model = {"language": language, "license": license, "tags": tags, "model_name": model_name}
         origin = {"finetuned_from": finetuned_from, "tasks": tasks}
         data = {"dataset_tags": dataset_tags, "dataset": dataset, "dataset_args": dataset_args}
-        settings: dict[str, Any] = {**model, **origin, **data}
-        card.write(summarize, settings, self.args, self.model, self.state, self.train_dataset, self.eval_dataset)
+        if self.is_world_process_zero():
+            card.write(self, {**model, **origin, **data})
 
     def push_to_hub(
         self,
@@ -1088,7 +1080,7 @@ class Trainer:
             return None
         self.create_model_card(**card.settings_for_upload(kwargs, self.args, self.model))
         self._finish_current_push()
-        return upload.upload_folder(self.args, self.hub_model_id, commit_message, blocking, token, revision)
+        return upload.upload_folder(self, commit_message, blocking, token, revision)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads what `args.hub_strategy` asks for at a save, in the background.
@@ -1097,14 +1089,11 @@ class Trainer:
         warning, because the checkpoint is on disk.
         """
         if self.is_world_process_zero():
-            push, repository = self.push_in_progress, self.hub_model_id
-            self.push_in_progress = upload.push_checkpoint(
-                push, repository, checkpoint_folder, self.args, self.processing_class, self._mt_events.fire
-            )
+            upload.push_checkpoint(self, checkpoint_folder)
 
     def _finish_current_push(self) -> None:
         """Waits for the running uploads and warns about failed ones."""
-        upload.warn_of_failures(self.push_in_progress, self.hub_model_id, self.args.output_dir, wait=True)
+        upload.warn_of_failures(self, wait=True)
         self.push_in_progress = None
 
     # The search for hyper-parameters
@@ -1134,24 +1123,24 @@ class Trainer:
             SearchUnavailableError: without a `model_init`.
             SearchUnavailableError: if the back end is not installed; says what to install.
         """
-        chosen, runner = backends.available_backend(backend)
-        backends.require_searchable(self.model_init, self._mt_processes)
+        chosen, runner = search.available_backend(backend)
+        search.require_searchable(self.model_init, self._mt_processes)
         self.hp_space = runner.default_hp_space if hp_space is None else hp_space
         self.hp_name = hp_name
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
-        self.hp_search_backend = chosen
+        self.hp_search_backend, begun = chosen, time.time()
         try:
             return runner.run(self, n_trials, direction, **kwargs)
         finally:
             self.hp_search_backend = None
-            if (report := self._mt_events.report) is not None:
-                report.end_search(self.args.output_dir)
+            if self.args.writes_report:
+                compare_trials(self.args.output_dir, begun)
 
     def _hp_search_setup(self, trial: Any) -> None:
         """Sets the arguments that the trial chose, cast to the types of the values that they replace."""
         self._trial = trial
         if self.hp_search_backend is not None and trial is not None:
-            trials.set_arguments(self.args, trial, self.hp_search_backend.value, self.hp_space)
+            search.set_arguments(self.args, trial, self.hp_search_backend.value, self.hp_space)
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """Reports the metrics of a trial to the search. Raises optuna.TrialPruned if the trial is to end."""
@@ -1160,10 +1149,10 @@ class Trainer:
         metrics = dict(metrics)
         self.objective = self.compute_objective(metrics)
         if self.hp_search_backend.value == "optuna":
-            backends.report_to_optuna(trial, self.objective, step, lambda: self._mt_events.fire("on_train_end"))
+            search.report_to_optuna(trial, self.objective, step, lambda: self._mt_events.fire("on_train_end"))
         elif self.hp_search_backend.value == "ray":
             save = self._tune_save_checkpoint if self.control.should_save else None
-            backends.report_to_ray({**metrics, "objective": self.objective}, save)
+            search.report_to_ray({**metrics, "objective": self.objective}, save)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes what Ray Tune needs to resume a trial into a folder of its own in `checkpoint_dir`."""
@@ -1179,7 +1168,7 @@ class Trainer:
         output_dir = self.args.output_dir
         if self.hp_search_backend is None or trial is None:
             return output_dir
-        return os.path.join(output_dir, trials.folder_name(trial, self.hp_search_backend.value, self.hp_name))
+        return os.path.join(output_dir, search.folder_name(trial, self.hp_search_backend.value, self.hp_name))
 
     # Events
 
@@ -1239,4 +1228,4 @@ class Trainer:
         return self.args.process_index == 0
 
 
-_METHODS = methods_of(Trainer)  # a library may patch the class later on
+_METHODS = {name: getattr(Trainer, name) for name in vars(Trainer)}  # a library may patch the class later on

@@ -28,8 +28,7 @@ import mps_trainer
 from mps_trainer import MisconfigurationException
 from mps_trainer.scripts import checkpoint_to_resume, no_empty_folder_left, one_line_errors, set_up_logging
 from mps_trainer.scripts.flags import OneLineParser, check_types, given, read_config
-from mps_trainer.scripts.loading import errors_about, load_model, require_folder_or_name
-from mps_trainer.scripts.reach import go_offline_if_unreachable
+from mps_trainer.scripts.loading import errors_about, go_offline_if_unreachable, load_model, require_folder_or_name
 from mps_trainer.scripts.tables import classified, load_dataset, read_table
 
 EMBEDDED = Path(__file__).resolve().parent / "embedded"  # a tiny model without weights, and a sample of each task

@@ -13,7 +13,6 @@ from ..training_args import TrainingArguments
 from .device_stats import DeviceStatsMonitor, call_first_who_add_to_logs
 from .progress import ProgressCallback
 from .progress_display import Display
-from .run_report import RunReport
 
 
 def all_callbacks(
@@ -80,7 +79,6 @@ def close_display(callbacks: list[TrainerCallback], of_evaluation: bool = False)
 __all__ = [
     "DeviceStatsMonitor",
     "ProgressCallback",
-    "RunReport",
     "all_callbacks",
     "call_first_who_add_to_logs",
     "close_display",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import copy
+import functools
 from typing import Any, Protocol
 
 from transformers.trainer_callback import (
@@ -14,10 +15,8 @@ from transformers.trainer_callback import (
 )
 
 from ..guards.callbacks import explain_callback
-from .run_report import RunReport
+from ..reports.recorder import RecordedTrainer, Recorder, begin_report
 
-# The events of each step. transformers' handler also calls empty methods: 14 µs a step with two callbacks.
-_OF_STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
 # A callback of this package's users may define it; TrainerCallback and transformers' handler do not know it.
 CHECKPOINT_COMPLETE = "on_checkpoint_complete"
 
@@ -28,26 +27,19 @@ class ReportingHandler(CallbackHandler):
     Events that a subclass of the Trainer tells the handler itself are in the report too.
     """
 
-    report: RunReport | None = None
+    report: Recorder | None = None
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **details: Any) -> Any:
         try:
             return super().call_event(event, args, state, control, **details)
         finally:
             if (method := getattr(self.report, event, None)) is not None:
-                given = {
-                    "model": self.model,
-                    "loader": self.train_dataloader,
-                    "processing_class": self.processing_class,
-                }
-                method(args=args, state=state, **given, **details)
+                method(**details)
 
 
-class FiringTrainer(Protocol):
-    """Names what callbacks get of a Trainer."""
+class FiringTrainer(RecordedTrainer, Protocol):
+    """Names what callbacks and the report get of a Trainer."""
 
-    args: Any
-    state: TrainerState
     control: TrainerControl
     callback_handler: CallbackHandler
 
@@ -64,26 +56,33 @@ class Events:
         Args:
             since: the callback to begin with, where those before it were called; for an event that `covers`.
         """
-        trainer = self.trainer
-        given = trainer.args, trainer.state, trainer.control
+        trainer, handler = self.trainer, self.trainer.callback_handler
         try:
-            if event == CHECKPOINT_COMPLETE or (event in _OF_STEPS and self.covers(event)):
-                trainer.control = tell(trainer.callback_handler, event, *given, since, **details)
+            if since is None and event != CHECKPOINT_COMPLETE:
+                method = getattr(handler, event)
             else:
-                trainer.control = getattr(trainer.callback_handler, event)(*given, **details)
+                some, first = copy.copy(handler), handler.callbacks.index(since) if since in handler.callbacks else 0
+                some.callbacks = [each for each in handler.callbacks[first:] if hasattr(each, event)]
+                method = functools.partial(some.call_event, event)
+            trainer.control = method(trainer.args, trainer.state, trainer.control, **details)
         except Exception as error:
             explain_callback(error, event, trainer.state.global_step)
             raise
 
+    def begin_report(self) -> None:
+        """Begins the report of a run; not with a handler of the user's, which would tell it nothing."""
+        if isinstance(handler := self.trainer.callback_handler, ReportingHandler):
+            handler.report = begin_report(self.trainer)
+
     @property
-    def report(self) -> RunReport | None:
+    def report(self) -> Recorder | None:
         """Returns the report of the run, or None if there is none or the user replaced the handler."""
         return getattr(self.trainer.callback_handler, "report", None)
 
     def note(self, kind: str, text: str = "", took: float = 0.0) -> None:
         """Adds an event that no callback sees, and that `took` seconds, to the time line of the report."""
         if self.report is not None:
-            self.report.note(kind, self.trainer.state.global_step, text, took)
+            self.report.note(kind, text, took)
 
     def stateful_callbacks(self) -> dict[str, Any]:
         """Returns the states of the callbacks and the control for a checkpoint, by class name."""
@@ -113,39 +112,3 @@ class Events:
             if function not in (None, nothing) and not is_own:
                 return True
         return False
-
-
-def tell(
-    handler: CallbackHandler, event: str, args: Any, state: Any, control: Any, since: Any = None, **details: Any
-) -> Any:
-    """Calls the callbacks as transformers' handler does, but passes over those without an own method for `event`.
-
-    Args:
-        since: the first callback to call; None for all.
-
-    Returns:
-        The control that they leave behind.
-    """
-    if event == "on_step_begin":
-        control.should_log = control.should_evaluate = control.should_save = False
-    nothing = getattr(TrainerCallback, event, None)
-    told: Any = handler.callbacks  # a callback may add others
-    if since in told:
-        told = itertools.islice(told, told.index(since), None)
-    for callback in told:
-        method = getattr(callback, event, None)
-        if method is not None and getattr(method, "__func__", method) is not nothing:
-            result = method(
-                args,
-                state,
-                control,
-                model=handler.model,
-                processing_class=handler.processing_class,
-                optimizer=handler.optimizer,
-                lr_scheduler=handler.lr_scheduler,
-                train_dataloader=handler.train_dataloader,
-                eval_dataloader=handler.eval_dataloader,
-                **details,
-            )
-            control = control if result is None else result
-    return control

@@ -5,18 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from torch import nn
-from transformers.trainer_callback import TrainerState
-
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import length_of, num_examples
 from ..data.plan import StepPlan
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
 from ..model.attention_in_models import describe_attention
-from ..training_args import TrainingArguments
-from ..utils.overrides import Overrides
-from ..utils.text import choice_text, format_bytes
+from ..utils.text import choice_text, counted, format_bytes
 
 logger = logging.getLogger(__name__)
 # The logger whose level scripts for transformers set, and whose lines they and their users look for.
@@ -57,44 +52,30 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
     return lines
 
 
-def announce(
-    args: TrainingArguments,
-    model: nn.Module,
-    loader: Any,
-    plan: StepPlan,
-    state: TrainerState,
-    overrides: Overrides,
-    *,
-    batch_size: int,
-    num_examples: int,
-) -> None:
-    """Logs the first lines of a run, and the sizes that transformers logs under its names.
-
-    Args:
-        batch_size: examples in a batch of one process.
-        num_examples: in the training dataset, if its length is known.
-    """
+def announce(run: Any) -> None:
+    """Logs the first lines of a TrainingRun, and the sizes that transformers logs under its names."""
     if not _transformers_logger.isEnabledFor(logging.INFO):
         return
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    known = length_of(loader) is not None
+    args, trainer = run.args, run.trainer
+    trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    known = length_of(run.loader) is not None
     advice = ACCELERATORS[args.device.type].precision_advice(cpu_bfloat16())
     precision = {"no": "as the model's weights"}.get(args.mixed_precision, f"autocast to {args.mixed_precision}")
     rows = {
         "Precision": precision if advice is None else f"{precision}; {advice}",
-        "Num examples": f"{num_examples:,}" if known else "unknown",
-        "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
-        "Batch size per device": f"{batch_size:,}",
+        "Num examples": f"{run.num_examples:,}" if known else "unknown",
+        "Num Epochs": f"{run.plan.epochs:,}" if known else "as many as the steps take",
+        "Batch size per device": f"{trainer._train_batch_size:,}",
         "Gradient Accumulation steps": f"{args.gradient_accumulation_steps:,}",
-        "Total optimization steps": f"{plan.max_steps:,}",
+        "Total optimization steps": f"{run.plan.max_steps:,}",
         "Number of trainable parameters": f"{trainable:,}",
     }
     _transformers_logger.info("***** Running training *****")
     for name, value in rows.items():
         _transformers_logger.info("  %s = %s", name, value)
-    for text in overrides.texts():
+    for text in trainer._mt_overrides.texts():
         _transformers_logger.info("  Off: %s", text)
-    for line in first_lines(args, state, model, loader):
+    for line in first_lines(args, trainer.state, run.model, run.loader):
         _transformers_logger.info("  %s", line.strip())
 
 
@@ -104,8 +85,8 @@ def parameters_of(model: Any) -> str:
     count = sum(size for size, _ in sizes)
     trained = sum(size for size, is_trained in sizes if is_trained)
     if trained == count:
-        return f"{_number(count)} parameters, all of them trained"
-    return f"{_number(count)} parameters, {_number(trained)} of them trained ({100 * trained / max(count, 1):.2g} %)"
+        return f"{count:,} parameters, all of them trained"
+    return f"{count:,} parameters, {trained:,} of them trained ({100 * trained / max(count, 1):.2g} %)"
 
 
 def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
@@ -114,7 +95,7 @@ def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
     if args.save_strategy == "no" or count == 0:
         return "no checkpoints" + (' (save_strategy="no")' if args.save_strategy == "no" else "")
     at_most = "at most " if args.save_strategy == "best" else ""
-    many = "a checkpoint at each epoch" if count is None else f"{at_most}{count} checkpoint{'s' if count > 1 else ''}"
+    many = "a checkpoint at each epoch" if count is None else f"{at_most}{counted(count, 'checkpoint')}"
     each = " each" if count is None or count > 1 else ""
     text = f"{many} in {'the folder of this trial in ' if state.is_hyper_param_search else ''}{args.output_dir}"
     if hasattr(model, "parameters"):
@@ -158,7 +139,7 @@ def checkpoint_size(args: Any, model: Any) -> int:
 
 
 def _steps(args: Any, state: Any, loader: Any) -> str:
-    steps = f"{state.max_steps:,} step{'s' if state.max_steps != 1 else ''}"
+    steps = counted(state.max_steps, "step")
     batch = examples_in_step(args, state) // (args.world_size * args.gradient_accumulation_steps)
     examples = num_examples(loader, batch) if loader is not None and length_of(loader) else 0
     if not examples:
@@ -174,7 +155,7 @@ def _steps(args: Any, state: Any, loader: Any) -> str:
 def _batch(args: Any, state: Any) -> str:
     """Returns the effective batch and its factors."""
     size = examples_in_step(args, state)
-    text = f"{size:,} example{'s' if size != 1 else ''} in a step"
+    text = f"{counted(size, 'example')} in a step"
     parts = [
         f"{size // (args.world_size * args.gradient_accumulation_steps)} in a batch",
         f"{args.world_size} processes" if args.world_size > 1 else "",
@@ -192,9 +173,3 @@ def examples_in_step(args: Any, state: Any) -> int:
     """
     asked = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
     return getattr(state, "update_size", asked)
-
-
-def _number(count: int) -> str:
-    if count >= 10**9:
-        return f"{count / 1e9:.2f} B"
-    return f"{count / 1e6:.1f} M" if count >= 10**5 else f"{count:,}"

@@ -7,8 +7,6 @@ from typing import Any
 from ..errors import explain
 from .gpu_faults import is_gpu_fault
 
-_TELLERS = ("tell", "call_event")  # functions that go through the callbacks: this package's and transformers'
-
 
 def explain_callback(error: Exception, event: str, step: int) -> None:
     """Explains `error`, raised by a callback at `event`: the callback's class and where in the run it was.
@@ -30,7 +28,7 @@ def failing_callback(error: Exception) -> Any:
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
-        if frame.f_code.co_name in _TELLERS and "callback" in frame.f_locals:
+        if frame.f_code.co_name == "call_event" and "callback" in frame.f_locals:
             return frame.f_locals["callback"]
         trace = trace.tb_next
     return None

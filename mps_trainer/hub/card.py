@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,6 @@ from ..utils.text import choice_text, format_bytes
 from ..version import __version__
 
 if TYPE_CHECKING:
-    from transformers.modelcard import TrainingSummary
-    from transformers.trainer_callback import TrainerState
-
     from ..training_args import TrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -36,28 +33,22 @@ _DATA = "## Training and evaluation data\n\n"
 _VERSIONS = "### Framework versions\n"
 
 
-def write(
-    summarize: Callable[..., TrainingSummary],
-    given: dict[str, Any],
-    args: TrainingArguments,
-    model: Any,
-    state: TrainerState,
-    train_dataset: Any,
-    eval_dataset: Any,
-) -> None:
-    """Writes `README.md` into the output folder.
+def write(trainer: Any, given: dict[str, Any]) -> None:
+    """Writes `README.md` into the output folder of a Trainer.
 
     Args:
-        summarize: returns transformers' summary, which it makes from settings of the same names as those given.
         given: the arguments of `Trainer.create_model_card`.
     """
     from huggingface_hub import ModelCard
+    from transformers.modelcard import TrainingSummary
 
+    args, model, state = trainer.args, trainer.model, trainer.state
+    train_dataset, eval_dataset = trainer.train_dataset, trainer.eval_dataset
     path = Path(args.output_dir, "README.md")
     keep_if_changed(path)
     known: Any = ModelCard.load(path).data if path.is_file() else None
     named = train_dataset if eval_dataset is None else eval_dataset  # the one that transformers names
-    summary = summarize(**_completed_settings(given, known, model, named))
+    summary = TrainingSummary.from_trainer(trainer, **_completed_settings(given, known, model, named))
     summary.finetuned_from = summary.finetuned_from or None
     summary.hyperparameters = {**(summary.hyperparameters or {}), **_more_arguments(args, state.epoch, model)}
     path.parent.mkdir(parents=True, exist_ok=True)

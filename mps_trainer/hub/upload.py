@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checkpoints.folders import LOCK, UNFINISHED
 from ..checkpoints.loading import read_state
@@ -25,6 +24,18 @@ logger = logging.getLogger(__name__)
 NOT_UPLOADED = ["_*", "checkpoint-*", f"{UNFINISHED}*", LOCK, record.NAME, record.PAGE, "README.before*.md"]
 # The weights may be in shards, whose names an index lists.
 _MODEL_FILES = ("*config.json", "model*.safetensors*", "pytorch_model*.bin*", "adapter_model.*", "training_args.bin")
+
+
+class PushingTrainer(Protocol):
+    """Names what uploads need of a Trainer."""
+
+    args: TrainingArguments
+    processing_class: Any
+    hub_model_id: str | None
+    push_in_progress: PushInProgress | None
+
+    @property
+    def _mt_events(self) -> Any: ...  # callbacks' Events
 
 
 def create_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
@@ -57,8 +68,7 @@ def create_repository(args: TrainingArguments, token: str | None = None, private
 
 
 def upload_folder(
-    args: TrainingArguments,
-    repository: str | None,
+    trainer: PushingTrainer,
     message: str | None,
     blocking: bool = False,
     token: str | None = None,
@@ -76,8 +86,9 @@ def upload_folder(
     """
     from huggingface_hub import HfApi
 
+    args = trainer.args
     given: dict[str, Any] = {
-        "repo_id": repository,
+        "repo_id": trainer.hub_model_id,
         "folder_path": args.output_dir,
         "commit_message": message,
         "token": args.hub_token if token is None else token,
@@ -88,44 +99,37 @@ def upload_folder(
     return HfApi().upload_folder(**{**given, **settings})
 
 
-def push_checkpoint(
-    push: PushInProgress | None,
-    repository: str | None,
-    checkpoint: str,
-    args: TrainingArguments,
-    processing_class: Any,
-    fire: Callable[[str], object],
-) -> PushInProgress | None:
-    """Starts the uploads that `args.hub_strategy` asks for at a save, and returns the push that is then in progress.
+def push_checkpoint(trainer: PushingTrainer, checkpoint: str) -> None:
+    """Starts the uploads that `args.hub_strategy` asks for at a save.
 
-    Args:
-        push: the one before. While it goes on nothing is uploaded, unless `args.hub_always_push`.
-        fire: tells the callbacks of an event.
+    While an earlier push goes on nothing is uploaded, unless `args.hub_always_push`.
     """
+    args, push = trainer.args, trainer.push_in_progress
     pending = push if push is not None and not push.is_done() else None
     if args.hub_strategy == "end" or (pending is not None and not args.hub_always_push):
-        return push
-    warn_of_failures(push, repository, args.output_dir)
-    fire("on_push_begin")
-    copy_model_files(checkpoint, args.output_dir, processing_class)
+        return
+    warn_of_failures(trainer)
+    trainer._mt_events.fire("on_push_begin")
+    copy_model_files(checkpoint, args.output_dir, trainer.processing_class)
     state = read_state(checkpoint)  # the run may be at a later step by now
     unit = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'] or 0)}"
     message = f"Training in progress, {unit}"
-    jobs = [upload_folder(args, repository, message)]
+    jobs = [upload_folder(trainer, message)]
     if args.hub_strategy in ("checkpoint", "all_checkpoints"):
         name = "last-checkpoint" if args.hub_strategy == "checkpoint" else Path(checkpoint).name
         place: dict[str, Any] = {"folder_path": checkpoint, "path_in_repo": name, "ignore_patterns": None}
-        jobs.append(upload_folder(args, repository, f"{message}, checkpoint", **place))
+        jobs.append(upload_folder(trainer, f"{message}, checkpoint", **place))
     if pending is not None:
         pending.jobs.extend(jobs)
-        return pending
+        return
     from transformers.utils.hub import PushInProgress
 
-    return PushInProgress(jobs)
+    trainer.push_in_progress = PushInProgress(jobs)
 
 
-def warn_of_failures(push: PushInProgress | None, repository: str | None, output_dir: str, wait: bool = False) -> None:
+def warn_of_failures(trainer: PushingTrainer, wait: bool = False) -> None:
     """Warns of each upload that failed: of those that are done or, with `wait`, of all."""
+    push = trainer.push_in_progress
     if push is not None and wait and not push.is_done():
         logger.info("Waiting for the upload of the last checkpoint, which may take some minutes.")
     for job in push.jobs if push else []:
@@ -133,9 +137,9 @@ def warn_of_failures(push: PushInProgress | None, repository: str | None, output
         if error is not None:
             logger.warning(
                 "An upload to %s failed: %s. The files are in %s; trainer.push_to_hub() uploads them again.",
-                repository,
+                trainer.hub_model_id,
                 error,
-                output_dir,
+                trainer.args.output_dir,
             )
 
 

@@ -25,7 +25,7 @@ from ..distributed.ddp import no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
-from ..search import trials
+from ..search import set_state
 from .batch_halving import MicrobatchSplitter, sizes_to_begin_with
 from .batch_source import BatchSource
 from .drift import DriftWatch
@@ -81,7 +81,7 @@ class TrainingRun:
             splits_batches=splits_batches,
         )
         if trainer.hp_search_backend is not None and trainer._trial is not None:
-            trials.set_state(trainer.state, trainer._trial, trainer.hp_name)
+            set_state(trainer.state, trainer._trial, trainer.hp_name)
         self.checkpoints = trainer._mt_checkpoints
         self.checkpoints.find_stale(None if resume_from is None else trainer.state.global_step)
         if args.save_async and args.save_strategy != "no":
@@ -197,21 +197,13 @@ class TrainingRun:
         Returns:
             False if a callback ends the run at what was made up for.
         """
-        announce(
-            self.args,
-            self.model,
-            self.loader,
-            self.plan,
-            self.trainer.state,
-            self.trainer._mt_overrides,
-            batch_size=self.trainer._train_batch_size,
-            num_examples=self.num_examples,
-        )
+        announce(self)
         self.trainer._mt_processes.waiting_shares(0)
         self.start_time = time.time()
         self.note_progress()
         self.gradients.clear()
         self.events.fire("on_train_begin")
+        self.events.begin_report()
         for text in self.trainer._mt_overrides.texts():
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:

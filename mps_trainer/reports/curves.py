@@ -152,7 +152,7 @@ def step_times(record: RunRecord) -> list[Curve]:
         spans.append(
             (event.seconds - event.took, min((end for end in ends if end >= event.seconds), default=math.inf))
         )
-    curve = Curve("all steps" if spans else "", rate.x, [1 / y for y in rate.y])
+    curve = Curve("all steps", rate.x, [1 / y for y in rate.y])
     for x, y in zip(curve.x, curve.y, strict=True):
         if any(begin < x <= end for begin, end in spans):
             slow.x.append(x)
@@ -180,22 +180,11 @@ def compared_charts(records: Sequence[RunRecord]) -> list[Chart]:
     for position, record in enumerate(records):
         for chart in charts(record):
             for curve in chart.curves:
-                title = _title_in_comparison(chart.title, curve.name)
+                title = f"{chart.title}, {curve.name}" if curve.name else chart.title
                 shared = together.setdefault(chart.title, {}).setdefault(title, replace(chart, title=title, curves=[]))
                 shared.log = shared.log and chart.log
-                if not shared.curves or shared.curves[-1].color != position:
-                    shared.curves.append(replace(curve, name=record.name, color=position))
+                shared.curves.append(replace(curve, name=record.name, color=position))
     return [chart for group in together.values() for chart in group.values()]
-
-
-def _title_in_comparison(title: str, name: str) -> str:
-    if title == "Metrics":
-        return name[:1].upper() + name[1:]
-    if title == "Loss" and name == "training":
-        return "Training loss"
-    if title == "Step time":  # the slow ones lie on the curve of all
-        return title
-    return f"{title}, {name}" if name else title
 
 
 def thinned(curve: Curve, most: int) -> Curve:

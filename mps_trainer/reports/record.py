@@ -26,8 +26,6 @@ _MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoint
 
-KEPT_LOGS = 5000  # a page has fewer pixels, and each checkpoint writes the file
-
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # charts draw no larger values
 # Clock and memory at a log. Seconds are those of the training clock, which stands still between two sessions; bytes
 # are None where the device does not tell.
@@ -90,10 +88,8 @@ class RunRecord:
         return self.sessions[-1].offset + self.sessions[-1].seconds if self.sessions else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        values = {**vars(self), "history": _fewer_logs(self.history)}
-        values["sessions"] = [vars(session) for session in self.sessions]
-        values["events"] = [vars(event) for event in self.events]
-        return {"generator": GENERATOR, "format": FORMAT, **values}
+        sessions, events = ([vars(part) for part in parts] for parts in (self.sessions, self.events))
+        return {"generator": GENERATOR, "format": FORMAT, **vars(self), "sessions": sessions, "events": events}
 
     @classmethod
     def from_dict(cls, data: Any) -> RunRecord:
@@ -124,15 +120,6 @@ def read_history(entries: list[Any]) -> list[dict[str, Any]]:
     """Returns the entries of a `log_history` that have a step, with their values that are numbers."""
     numbers = [{k: v for k, v in entry.items() if is_number(v)} for entry in entries if isinstance(entry, dict)]
     return [entry for entry in numbers if is_finite(entry.get("step"))]
-
-
-def _fewer_logs(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns `history` with at most about KEPT_LOGS logs of the loss, evenly spread; the last and all others stay."""
-    losses = [number for number, entry in enumerate(history) if "loss" in entry]
-    if len(losses) <= KEPT_LOGS:
-        return history
-    kept = set(losses[:: -(-len(losses) // KEPT_LOGS)]) | {losses[-1]}
-    return [entry for number, entry in enumerate(history) if "loss" not in entry or number in kept]
 
 
 # Files
@@ -182,8 +169,7 @@ def is_foreign(path: str) -> bool:
 def record_of(folder: str) -> RunRecord:
     """Returns the record of the run in `folder`, an output folder or a checkpoint.
 
-    Without a record's own file, or where a checkpoint has gone on since that run ended, it is made from the newest
-    `trainer_state.json`.
+    It is made from a `trainer_state.json` if there is no other record, or if a run has gone on there since.
 
     Raises:
         MisconfigurationException: if there is no run in it, or its files are damaged.
@@ -191,65 +177,60 @@ def record_of(folder: str) -> RunRecord:
     if not os.path.isdir(folder):
         what = "is a file" if os.path.exists(folder) else "does not exist"
         raise MisconfigurationException(f"{folder} {what}. Name the output_dir of a training run.")
-    steps = [int(found[1]) for name in os.listdir(folder) if (found := _CHECKPOINT.fullmatch(name))]
-    states = [(step, os.path.join(folder, f"checkpoint-{step}", _STATE)) for step in sorted(steps, reverse=True)]
-    last_step, newest = next((each for each in states if os.path.isfile(each[1])), (0, None))
-    known: RunRecord | None = None
-    try:
-        for name in (NAME, _STATE):  # both are written at the end of a run
-            if os.path.isfile(path := os.path.join(folder, name)):
-                record = read(folder) if name == NAME else _from_state(path)
-                if _is_last(record, path, last_step, newest):
-                    return record
-                known = known or record
-        if newest is not None:
-            return _from_state(newest)
-    except MisconfigurationException:
-        if known is None:
-            raise
-        return known  # only later files are damaged
-    inside = sorted(os.path.join(folder, name) for name in os.listdir(folder))
-    runs = [path for path in inside if os.path.isfile(os.path.join(path, NAME))]
+    inside = sorted(os.listdir(folder))
+    steps = [int(found[1]) for name in inside if (found := _CHECKPOINT.fullmatch(name))]
+    states = [os.path.join(folder, f"checkpoint-{step}", _STATE) for step in sorted(steps, reverse=True)]
+    newest = list(filter(os.path.isfile, states))[:1]
+    known: tuple[RunRecord, str] | None = None
+    for path in filter(os.path.isfile, (os.path.join(folder, NAME), os.path.join(folder, _STATE), *newest)):
+        try:
+            record = read(path)
+        except MisconfigurationException:
+            if known is None:
+                raise
+            continue  # only a later file is damaged
+        if known is None or _has_gone_on(*known, record, path):
+            known = record, path
+    if known is not None:
+        return known[0]
+    runs = [path for name in inside if os.path.isfile(os.path.join(path := os.path.join(folder, name), NAME))]
     named = f"the output_dir of a run, such as {runs[0]}." if runs else "the output_dir of a run."
     raise MisconfigurationException(
         f"There is no training run in {folder}: it has no {NAME}, no {_STATE} and no checkpoint. Name {named}"
     )
 
 
-def _is_last(record: RunRecord, path: str, last_step: int, newest: str | None) -> bool:
-    """Returns True unless a run has gone on after the file at `path`: in the state `newest`, at `last_step`."""
-    reached: Any = record.outcome.get("step")
-    if record.outcome.get("kind") == RUNNING:
-        end = os.path.join(os.path.dirname(path), _STATE)
-        if os.path.isfile(end) and os.path.getmtime(end) > os.path.getmtime(path):
-            return False
-        # a run that was killed may have saved a checkpoint after its record; transformers' have no manifest
-        if newest is not None and os.path.isfile(os.path.join(os.path.dirname(newest), _MANIFEST)):
-            return True
-    if newest is None or not is_number(reached) or last_step <= reached:
-        return True
-    return os.path.getmtime(newest) <= os.path.getmtime(path)  # it is left of a longer run before
+def _has_gone_on(record: RunRecord, path: str, later: RunRecord, later_path: str) -> bool:
+    """Returns True if a run has gone on from `record` up to `later`, which is not left of a longer run before."""
+    begun, reached = record.outcome.get("step", 0), later.outcome.get("step", 0)
+    if not (is_number(begun) and is_number(reached) and reached > begun):
+        return False
+    # a run that was killed may have saved a checkpoint after its record; transformers' have no manifest
+    if record.outcome.get("kind") == RUNNING and os.path.isfile(os.path.join(os.path.dirname(later_path), _MANIFEST)):
+        return False
+    return os.path.getmtime(later_path) > os.path.getmtime(path)
 
 
-def read(folder: str) -> RunRecord:
-    """Reads the record in `folder`.
+def read(path: str) -> RunRecord:
+    """Reads a record, or makes one from a `trainer_state.json`.
 
     Raises:
         MisconfigurationException: if it is damaged, or there is none.
     """
-    path = os.path.join(folder, NAME)
-    data = load_json(path)
     try:
-        return RunRecord.from_dict(data)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise _damaged(path, str(error)) from error
+        data = json.loads(read_bytes(path, LARGEST))
+        return RunRecord.from_dict(data) if os.path.basename(path) == NAME else _from_state(data, path)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise MisconfigurationException(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. Remove it, and the report is made "
+            "from the checkpoints beside it."
+        ) from error
 
 
-def _from_state(path: str) -> RunRecord:
+def _from_state(state: Any, path: str) -> RunRecord:
     """Returns a record of a `trainer_state.json`, of this Trainer or of transformers': curves, and no times."""
-    state = load_json(path)
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
-        raise _damaged(path, "it has no log_history")
+        raise ValueError("it has no log_history")
     folder = os.path.dirname(os.path.abspath(path))
     if _CHECKPOINT.fullmatch(os.path.basename(folder)):
         folder = os.path.dirname(folder)
@@ -266,22 +247,4 @@ def _from_state(path: str) -> RunRecord:
         best={"metric": state.get("best_metric"), "step": state.get("best_global_step")},
         data={} if batch is None else {"batch_per_device": batch},
         source=os.path.relpath(path, folder),
-    )
-
-
-def load_json(path: str) -> Any:
-    """Reads a file of JSON. Raises MisconfigurationException if it cannot be read."""
-    try:
-        content = read_bytes(path, LARGEST)
-    except (OSError, ValueError) as error:
-        raise _damaged(path, getattr(error, "strerror", None) or str(error)) from error
-    try:
-        return json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"it is not JSON ({error})") from error
-
-
-def _damaged(path: str, why: str) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"{path} cannot be read: {why}. Remove it, and the report is made from the checkpoints beside it."
     )

@@ -1,129 +1,187 @@
-"""Collects the record of a run while it trains: at logs, saves and faults, never at a step."""
+"""Records a run while it trains, at logs, saves and faults and never at a step, and writes its report."""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
+import torch
+from transformers.trainer_callback import TrainerState
 
 from ..devices.facts import for_a_report, gather_facts
 from ..devices.probes import FALLBACK, switched_on
 from ..errors import MisconfigurationException
 from ..guards.memory import measure
+from ..utils.text import sentence
 from ..version import __version__
 from . import record, run_facts
+from .classification import classification_of, texts_of
 from .formatting import date
-from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session
+from .record import FAILED, FINISHED, PAGE, RUNNING, STEP, STOPPED, Event, RunRecord, Session
 from .redaction import readable, rules_of
 
-if TYPE_CHECKING:
-    from ..launching.restarts import Restart
+logger = logging.getLogger(__name__)
 
 _APART = 0.25  # seconds between two looks at clock and memory, however often is logged
 _MARKS = 4000  # after which every other one is dropped, and those to come are twice as far apart
 _RUNTIME = "_runtime"
 _WARNINGS = 100  # a session keeps no more
 _SAVED_APART = 5.0  # seconds between two savings of the record at checkpoints
+_RELOAD = 15  # seconds between two pages of a run that goes on, and after which an open one loads itself again
+_COST = 100  # a page is written at most in a hundredth of the time
+_MOST_TRIALS = 40  # one page compares the last ones of a search
 # Kinds of events that stay when their steps are made again
 _LASTING = ("begin", "restart", "resume", "warning", "fault", "stop")
 
 
+class RecordedTrainer(Protocol):
+    """Names what a report shows of a Trainer."""
+
+    args: Any
+    model: Any
+    processing_class: Any
+    state: TrainerState
+    _mt_run: Any  # the run under way
+    _mt_supervised: Any  # the same as its supervisor knows it, None without one
+
+
+def begin_report(trainer: RecordedTrainer) -> Recorder | None:
+    """Returns the recorder of the run that begins now; None if no report is wanted, or in another process."""
+    try:
+        return Recorder(trainer) if trainer.args.writes_report and trainer.state.is_world_process_zero else None
+    except Exception as error:
+        _warn(trainer.args.output_dir, error)
+        return None
+
+
+def _warn(folder: str, error: Exception) -> None:
+    logger.warning("%s has no %s of this run: %s", folder, PAGE, sentence(error))
+
+
+def _never_in_the_way(method: Callable[..., None]) -> Callable[..., None]:
+    """Makes an error in a report one warning, which never ends a run, and the end of the report."""
+
+    @functools.wraps(method)
+    def guarded(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        if self.is_closed:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.is_closed = True
+            _warn(self.folder, error)
+
+    return guarded
+
+
 class Recorder:
-    """Records the run that begins now.
+    """Writes `report.html` and, to make it again, `run_record.json` of the run that begins now.
 
-    It reads the host's clock and counters of memory, and never waits for the device.
-
-    Args:
-        batch: examples in an update of all processes.
+    It is not among the callbacks, which are transformers' and the user's. The handler tells it, after them, the events
+    that it has a method for, and the Trainer what has no event. It reads the host's clock and counters of memory, and
+    never waits for the device.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        args: Any,
-        state: Any,
-        model: Any,
-        loader: Any,
-        batch: int,
-        resumed_from: str | None = None,
-        restarts: Sequence[Restart] = (),
-    ) -> None:
-        self.folder, self.state, self.ended = folder, state, False
-        self._args, self._model, self._loader, self._batch = args, model, loader, batch
-        names = getattr(getattr(model, "config", None), "id2label", None)
-        self.classes: dict[Any, str] = dict(names) if isinstance(names, dict) else {}  # a classifier has them
+    def __init__(self, trainer: RecordedTrainer) -> None:
+        args, state, run = trainer.args, trainer.state, trainer._mt_run
+        self._trainer, self.folder, self.ended, self.is_closed = trainer, run.checkpoints.run_dir, False, False
+        self._draws, self._has_facts, self._has_logged_path = not state.is_hyper_param_search, False, False
         self._begun = time.perf_counter()
-        self._process = psutil.Process()
-        self._apart, self._looked, self._saved = _APART, 0.0, -_SAVED_APART
+        self._apart, self._looked, self._saved, self._page_due = _APART, 0.0, -_SAVED_APART, self._begun + _RELOAD
         self._warnings = 0
-        earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
+        earlier = _earlier(run.resume_from, state.global_step) if run.resume_from is not None else None
         self.record = earlier or RunRecord("", {})
-        self.record.name = readable(args.run_name or "") or os.path.basename(folder) or folder
+        self.record.name = readable(args.run_name or "") or os.path.basename(self.folder) or self.folder
         self._rules = rules_of(args)
-        self.record.origin = run_facts.origin_of(getattr(loader, "dataset", None), model, self._rules)
+        self.record.origin = run_facts.origin_of(getattr(run.loader, "dataset", None), trainer.model, self._rules)
         self.session = Session(state.global_step, self.record.seconds, time.time())
         self.record.sessions.append(self.session)
-        self._set_outcome(RUNNING, "")
+        self.record.outcome = {"kind": RUNNING, "text": ""}
         noted = {event.text for event in self.record.events}
-        for restart in restarts:
+        for restart in [] if trainer._mt_supervised is None else trainer._mt_supervised.restarts:
             text = readable(f"{date(restart.time)} ({restart.number}): the run {restart}")
             if text not in noted:
-                self.note("restart", restart.progress.step if restart.progress else 0, text)
-        if resumed_from is None:
-            self.note("begin", state.global_step)
+                self._add("restart", text, step=restart.progress.step if restart.progress else 0)
+        if run.resume_from is None:
+            self._add("begin")
         else:
-            self.note("resume", state.global_step, f"from {resumed_from}")
+            self._add("resume", f"from {run.resume_from}")
         self._fallbacks = FallbackWatch() if args.device.type == "mps" else None
         self._look()
 
-    def log(self, logs: dict[str, Any]) -> None:
-        """Records a log of the run."""
-        if "loss" in logs:
-            # a mark after an evaluation would lie between its time and its event
-            if not self.ended and time.perf_counter() - self._looked >= self._apart:
-                self._look()
+    @_never_in_the_way
+    def on_log(self, logs: Any = None, **details: Any) -> None:
+        if not logs:
             return
-        for name, value in logs.items():
-            if name.endswith(_RUNTIME) and name != "train_runtime" and record.is_number(value):
-                self.note("evaluation", self.state.global_step, name.removesuffix(_RUNTIME), took=value)
+        if "loss" not in logs:
+            for name, value in logs.items():
+                if name.endswith(_RUNTIME) and name != "train_runtime" and record.is_number(value):
+                    self._add("evaluation", name.removesuffix(_RUNTIME), took=value)
+        # a mark after an evaluation would lie between its time and its event
+        elif not self.ended and time.perf_counter() - self._looked >= self._apart:
+            self._look()
+        if self._draws and not self.ended and time.perf_counter() >= self._page_due:
+            self._write()
 
-    def note(self, kind: str, step: int, text: str = "", took: float = 0.0) -> None:
-        """Adds an event at the present time; at most a hundred warnings, as a run may warn at each log.
+    @_never_in_the_way
+    def on_evaluate(self, **details: Any) -> None:
+        if self.ended:  # scripts evaluate once more after training
+            self._write()
 
-        At a checkpoint it also writes the record, unless it was written a moment ago. Raises OSError.
-        """
-        self._warnings += kind == "warning"
-        if kind != "warning" or self._warnings <= _WARNINGS:
-            self.record.events.append(Event(kind, step, self._now(), readable(text), took))
-        if kind == "checkpoint" and time.perf_counter() - self._saved >= _SAVED_APART:
-            self.save()
+    @_never_in_the_way
+    def predicted(self, logits: Any, labels: Any, dataset: Any) -> None:
+        """Keeps what a page shows of the predictions of an evaluation."""
+        if logits is not None and labels is not None:
+            names = getattr(getattr(self._trainer.model, "config", None), "id2label", None)
+            decode = getattr(self._trainer.processing_class, "decode", None)
+            texts = None if dataset is None else lambda rows: texts_of(dataset, rows, decode)
+            found = classification_of(logits, labels, names if isinstance(names, dict) else {}, texts)
+            self.record.classification = found or self.record.classification
 
-    def save(self) -> None:
-        """Writes the record so far. Raises OSError."""
-        self.session.seconds = self._now() - self.session.offset
-        self._update()
-        os.makedirs(self.folder, exist_ok=True)  # a trial that has saved nothing has none
-        record.write(self.record, self.folder)
-        self._saved = time.perf_counter()
+    @_never_in_the_way
+    def note(self, kind: str, text: str = "", took: float = 0.0) -> None:
+        """Adds an event to the time line. At a checkpoint, writes the record, unless it was written a moment ago."""
+        if not self.ended:
+            self._add(kind, text, took)
+            if kind == "checkpoint" and time.perf_counter() - self._saved >= _SAVED_APART:
+                self._save()
 
+    @_never_in_the_way
     def end(self, error: BaseException | None) -> None:
-        """Ends the record after the last step, or when `error` has ended the run."""
-        step = self.state.global_step
+        """Ends the record of a run that is complete, or was ended by `error`, and writes the report."""
+        if not self.ended:
+            self._end(error)
+            # a run that was refused before its first step leaves the folder as it was
+            has_trained = self._trainer.state.global_step > self.session.first_step
+            if error is None or has_trained or isinstance(error, torch.OutOfMemoryError):
+                self._write()
+        self.is_closed = error is not None
+
+    def _end(self, error: BaseException | None) -> None:
+        state = self._trainer.state
         self._look()
         self.session.seconds = self._now() - self.session.offset
         if self._fallbacks is not None:
-            self.record.fallback = self._merged(self._fallbacks.end())
+            found, before = self._fallbacks.end(), self.record.fallback.get("operators", [])
+            named = {operator["name"] for operator in found["operators"]}
+            found["operators"] += [operator for operator in before if operator["name"] not in named]
+            self.record.fallback = found
         if (more := self._warnings - _WARNINGS) > 0:
-            self.record.events.append(Event("warning", step, self._now(), f"{more} more warnings are not listed."))
+            self._warnings = 0
+            self._add("warning", f"{more} more warnings are not listed.")
         self.ended = True
         if error is None:
-            kind, event, text = FINISHED, "end", "" if step >= self.state.max_steps else "A callback ended it early."
+            is_complete = state.global_step >= state.max_steps
+            kind, event, text = FINISHED, "end", "" if is_complete else "A callback ended it early."
         elif isinstance(error, KeyboardInterrupt):
             kind, event, text = STOPPED, "stop", "by SIGINT (Ctrl-C)"
         elif isinstance(error, SystemExit):
@@ -132,12 +190,15 @@ class Recorder:
             kind, event = STOPPED, "stop"
         else:
             kind, event, text = FAILED, "fault", readable(f"{type(error).__name__}: {error}", 600)
-        self._set_outcome(kind, text)
-        self.note(event, step, text)
+        self.record.outcome = {"kind": kind, "text": readable(text)}
+        self._add(event, text)
 
-    def _set_outcome(self, kind: str, text: str) -> None:
-        steps = {"step": self.state.global_step, "max_steps": self.state.max_steps}
-        self.record.outcome = {"kind": kind, "text": readable(text), **steps}
+    def _add(self, kind: str, text: str = "", took: float = 0.0, step: int | None = None) -> None:
+        """Adds an event at the present time; at most a hundred warnings, as a run may warn at each log."""
+        self._warnings += kind == "warning"
+        if kind != "warning" or self._warnings <= _WARNINGS:
+            step = self._trainer.state.global_step if step is None else step
+            self.record.events.append(Event(kind, step, self._now(), readable(text), took))
 
     def _now(self) -> float:
         """Returns the time on the training clock, which stands still when the run has ended."""
@@ -147,48 +208,70 @@ class Recorder:
     def _look(self) -> None:
         """Adds a mark: clock and memory."""
         self._looked = time.perf_counter()
-        memory, state, marks = measure(self._args.device), self.state, self.session.marks
-        resident = self._process.memory_info().rss
+        memory, state, marks = measure(self._trainer.args.device), self._trainer.state, self.session.marks
+        resident = psutil.Process().memory_info().rss
         marks.append((state.global_step, self._now(), float(state.total_flos), memory.live, memory.driver, resident))
         if len(marks) >= _MARKS:
             del marks[1::2]
             self._apart *= 2
 
+    def _write(self) -> None:
+        """Writes the record and, if a page can be drawn, the page."""
+        begun = time.perf_counter()
+        self._save()
+        if not self._draws:
+            return
+        try:
+            from .pages import run_page
+        except ModuleNotFoundError as error:
+            self._draws, advice = False, "`pip install pygal jinja2`, then `mps-trainer report %s`."
+            logger.warning(f"%s has no %s: %s. {advice}", self.folder, PAGE, error, self.folder)
+            return
+        path = os.path.join(self.folder, PAGE)
+        record.replace(path, run_page(self.record, 0 if self.ended else _RELOAD))
+        now = time.perf_counter()
+        self._page_due = now + max(_RELOAD, _COST * (now - begun))
+        if not self._has_logged_path:
+            logger.info("Report of this run: %s", path)
+            self._has_logged_path = True
+
+    def _save(self) -> None:
+        """Writes the record so far. Raises OSError."""
+        self.session.seconds = self._now() - self.session.offset
+        self._update()
+        os.makedirs(self.folder, exist_ok=True)  # a trial that has saved nothing has none
+        record.write(self.record, self.folder)
+        self._saved = time.perf_counter()
+
     def _update(self) -> None:
         """Updates the facts that are looked up when the record is written, some of them once."""
-        state, now = self.state, self.record
+        args, state, now = self._trainer.args, self._trainer.state, self.record
         now.outcome |= {"step": state.global_step, "max_steps": state.max_steps}
         now.history = record.read_history(state.log_history)
         if state.best_metric is not None:
             now.best = {
                 "metric": state.best_metric,
                 "step": state.best_global_step,
-                "name": self._args.metric_for_best_model,
+                "name": args.metric_for_best_model,
                 "checkpoint": state.best_model_checkpoint and os.path.basename(state.best_model_checkpoint),
             }
-        if self._model is None:
+        if self._has_facts:
             return
-        model, loader, self._model, self._loader = self._model, self._loader, None, None  # memory is freed
-        now.device = self._args.decision.to_dict()
-        now.model = run_facts.model_of(model, self._args)
-        now.data = run_facts.data_of(self._args, loader, self._batch)
-        now.arguments, now.changed = run_facts.arguments_of(self._args, self._rules)
+        self._has_facts, run = True, self._trainer._mt_run
+        now.device = args.decision.to_dict()
+        now.model = run_facts.model_of(self._trainer.model, args)
+        now.data = run_facts.data_of(args, run.loader, run.update_size)
+        now.arguments, now.changed = run_facts.arguments_of(args, self._rules)
         facts = for_a_report(gather_facts(environ=dict(os.environ)))
         now.environment = {"mps_trainer": __version__, **facts.to_dict()}
         now.device["simulated"] = bool(now.environment.get("mps_simulated")) and now.device["type"] == "mps"
-
-    def _merged(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Returns `found` with the operators of earlier sessions."""
-        named = {operator["name"] for operator in found["operators"]}
-        before = [operator for operator in self.record.fallback.get("operators", []) if operator["name"] not in named]
-        return {**found, "operators": [*found["operators"], *before]}
 
 
 def _earlier(resumed_from: str, step: int) -> RunRecord | None:
     """Returns the record of the run up to `step`, from the folder of the checkpoint; None if there is none."""
     folder = os.path.dirname(os.path.abspath(resumed_from))
     try:
-        found = record.read(folder)
+        found = record.read(os.path.join(folder, record.NAME))
     except MisconfigurationException:
         return None
     if found.outcome.get("kind") == RUNNING:
@@ -200,6 +283,20 @@ def _earlier(resumed_from: str, step: int) -> RunRecord | None:
     found.events = [event for event in found.events if event.kind in _LASTING or event.step <= step]
     found.best, found.classification = {}, {}
     return found
+
+
+def compare_trials(folder: str, begun: float) -> None:
+    """Writes a page to `folder` that compares the trials in it that have ended since `begun`."""
+    try:
+        found = [(path.stat().st_mtime, str(path)) for path in Path(folder).rglob(record.NAME)]
+        if paths := [path for changed, path in sorted(found) if changed >= begun][-_MOST_TRIALS:]:
+            from .pages import comparison_page, tell_apart
+
+            records = [record.read(path) for path in paths]
+            tell_apart(records, [os.path.dirname(path) for path in paths])
+            record.replace(os.path.join(folder, PAGE), comparison_page(records))
+    except Exception as error:
+        _warn(folder, error)
 
 
 _SIMULATOR = "mps_trainer.simulator.session"
@@ -229,13 +326,8 @@ class FallbackWatch:
             return self._counted()
         if warnings.showwarning == self._show:  # if not, another was put in between, which calls this one
             warnings.showwarning = self._shown
-        if self._names:
+        if self._names or switched_on(os.environ.get(FALLBACK)):
             text = "torch names only the first operator of a process that falls back, so there may be more"
-        elif switched_on(os.environ.get(FALLBACK)):
-            text = (
-                "Not known: torch warned of none during this run, but it warns once in a process, and of the first "
-                "operator only"
-            )
         else:
             text = (
                 f"torch warned of none. {FALLBACK} is off, so that an operator without a kernel for mps is an error, "

@@ -24,7 +24,6 @@ from .record import (
     is_finite,
     is_number,
 )
-from .redaction import NOT_SHOWN
 
 Row = tuple[str, ...]
 
@@ -161,13 +160,6 @@ def event_counts(record: RunRecord) -> list[str]:
     """Returns the number of checkpoints and of evaluations, as "2 evaluations"."""
     counts = {kind: sum(event.kind == kind for event in record.events) for kind in ("checkpoint", "evaluation")}
     return [counted(count, kind) for kind, count in counts.items() if count]
-
-
-def hidden_values(record: RunRecord) -> tuple[int, int]:
-    """Counts the values that are not shown: on the command line, and of arguments."""
-    words = str(record.origin.get("command") or "").replace("'", "").split()
-    values = [value if isinstance(value, list) else [value] for value in record.arguments.values()]
-    return sum(word.endswith(NOT_SHOWN) for word in words), sum(NOT_SHOWN in value for value in values)
 
 
 def tokens_per_example(record: RunRecord) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from typing import Any, NoReturn
@@ -26,7 +25,8 @@ class OneLineParser(HfArgumentParser):
         super().__init__(kinds, **{"allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
-        raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists the flags.")
+        end = "" if message.endswith(("?", ".")) else "."
+        raise MisconfigurationException(f"{message}{end} `{self.prog} --help` lists the flags.")
 
     def parse(self, argv: list[str], **defaults: Any) -> tuple[Any, ...]:
         """Returns one object for each of the parser's dataclasses, from flags or from a file of arguments.
@@ -49,7 +49,9 @@ class OneLineParser(HfArgumentParser):
         except (ValueError, TypeError) as error:
             raise MisconfigurationException(str(error)) from error
         if unknown:
-            raise MisconfigurationException(unknown_flag(self, unknown[0]))
+            word, flags = unknown[0], [flag for flag in self._option_string_actions if flag.startswith("--")]
+            near = did_you_mean(word.partition("=")[0], flags) if word.startswith("--") else ""
+            self.error(f"{word!r} is neither a flag nor a value of one.{near}")
         return tuple(arguments)
 
 
@@ -63,13 +65,6 @@ def read_config(argv: list[str]) -> dict[str, Any]:
         if not config or not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
             raise ValueError("it is no table of names and values.")
     return config
-
-
-def unknown_flag(parser: argparse.ArgumentParser, word: str) -> str:
-    """Returns the message for a word of the command line that `parser` does not know."""
-    flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
-    near = did_you_mean(word.partition("=")[0], flags) if word.startswith("--") else ""
-    return f"{word!r} is neither a flag nor a value of one.{near} `{parser.prog} --help` lists the flags."
 
 
 def given(argv: list[str]) -> set[str]:

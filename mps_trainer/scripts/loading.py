@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,25 @@ def require_folder_or_name(flag: str, name: str | None, contents: str) -> None:
         raise MisconfigurationException(f"--{flag}: {name} is a file, and a folder or a name on the hub is expected.")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise MisconfigurationException(f"--{flag} {name} is not a folder. Name one that has {contents}.")
+
+
+def go_offline_if_unreachable() -> None:
+    """Makes the hub's libraries use only their caches if the hub does not answer.
+
+    They would otherwise try again and again, for a minute and more, before they say so. An answer with an error
+    status is an answer. The libraries read the switch when they are imported, so `datasets` must not be yet.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        urllib.request.urlopen(request, timeout=3.0).close()
+    except urllib.error.HTTPError:
+        pass
+    except (OSError, ValueError):
+        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+        import huggingface_hub.constants
+
+        huggingface_hub.constants.HF_HUB_OFFLINE = True  # imported with the argument parser, before this was known
 
 
 @contextlib.contextmanager
@@ -75,45 +95,24 @@ def load_model(kind: Any, name: str, args: Any, replace_head: bool = False, **se
     Raises:
         MisconfigurationException: if the files do not have all weights of the body, or a head of another shape.
     """
-    with _reports_kept_back() as reports, straight_to_device(args) as device:
+    with straight_to_device(args) as device:
         network, loading = kind.from_pretrained(
             name, ignore_mismatched_sizes=True, output_loading_info=True, **settings, **device
         )
-        prefix = f"{network.base_model_prefix}."
-        other = sorted(key for key, *_ in loading["mismatched_keys"])
-        faults = [f"{key} has a different shape" for key in other if key.startswith(prefix)]
-        # a language model never had a pooler, so it gets a random one, as the head is
-        missing = sorted(key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
-        faults += [f"{key} is missing" for key in missing]
-        if faults:
-            raise MisconfigurationException(
-                f"The weights in {name} do not fit the model in its config.json: {faults[0]}. Give "
-                "--model_name_or_path a folder with files of one model."
-            )
-        if other and not replace_head:
-            raise MisconfigurationException(
-                f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to replace "
-                "its head."
-            )
-    for report in reports:
-        logging.getLogger(report.name).handle(report)
+    prefix = f"{network.base_model_prefix}."
+    other = sorted(key for key, *_ in loading["mismatched_keys"])
+    faults = [f"{key} has a different shape" for key in other if key.startswith(prefix)]
+    # a language model never had a pooler, so it gets a random one, as the head is
+    missing = sorted(key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
+    faults += [f"{key} is missing" for key in missing]
+    if faults:
+        raise MisconfigurationException(
+            f"The weights in {name} do not fit the model in its config.json: {faults[0]}. Give --model_name_or_path a "
+            "folder with files of one model."
+        )
+    if other and not replace_head:
+        raise MisconfigurationException(
+            f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to replace its "
+            "head."
+        )
     return network
-
-
-@contextlib.contextmanager
-def _reports_kept_back() -> Iterator[list[logging.LogRecord]]:
-    """Delays the library's logs about weights, and drops them if the model is refused."""
-    kept: list[logging.LogRecord] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        kept.append(record)
-        return False
-
-    loggers = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "utils.loading_report")]
-    for logger in loggers:
-        logger.addFilter(keep)
-    try:
-        yield kept
-    finally:
-        for logger in loggers:
-            logger.removeFilter(keep)

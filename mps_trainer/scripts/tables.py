@@ -11,8 +11,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.text import counted
-from .loading import errors_about
-from .reach import go_offline_if_unreachable
+from .loading import errors_about, go_offline_if_unreachable
 
 TEXT = ("string", "large_string")
 

@@ -6,11 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def methods_of(kind: type) -> dict[str, Any]:
-    """Returns the methods and properties of a class by name."""
-    return {name: getattr(kind, name) for name in vars(kind)}
-
-
 class Overrides:
     """Holds the names of the Trainer's methods that a subclass, an instance or a patch has overridden.
 
@@ -24,7 +19,7 @@ class Overrides:
 
     @classmethod
     def of(cls, instance: object, methods: Mapping[str, Any]) -> Overrides:
-        """Returns the overrides of `instance`, compared with `methods_of` its class before any patch."""
+        """Returns the overrides of `instance`, compared with the methods of its class before any patch."""
         kind, own = type(instance), vars(instance)
         return cls(name for name, method in methods.items() if name in own or getattr(kind, name, None) is not method)
 

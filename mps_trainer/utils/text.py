@@ -53,8 +53,8 @@ def choice_text(choice: Any) -> str:
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """Returns "1 call" or "2 calls" for `one="call"`; `several` is the plural if it does not end in s."""
-    return f"{number} {one if number == 1 else several or one + 's'}"
+    """Returns "1 call" or "2,000 calls" for `one="call"`; `several` is the plural if it does not end in s."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def format_bytes(size: float) -> str:

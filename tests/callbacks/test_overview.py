@@ -99,7 +99,7 @@ def test_several_processes_are_part_of_the_effective_batch(make_args):
     lines = first_lines(args, state, nn.Linear(1000, 1000), None)
     assert lines[:4] == [
         "Training on cpu in 2 processes: because.",
-        "  1.0 M parameters, all of them trained",
+        "  1,001,000 parameters, all of them trained",
         "  3 steps",
         "  64 examples in a step: 8 in a batch x 2 processes x 4 accumulated",
     ]

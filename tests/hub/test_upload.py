@@ -16,7 +16,9 @@ def test_the_end_of_a_run_waits_for_uploads(caplog):
     job: Future = Future()
     threading.Timer(0.1, job.set_exception, [ConnectionError("the hub is gone")]).start()
     with caplog.at_level(logging.INFO, "mps_trainer"):
-        upload.warn_of_failures(PushInProgress([job]), "me/tiny", "run", wait=True)
+        args, push = SimpleNamespace(output_dir="run"), PushInProgress([job])
+        pushing = SimpleNamespace(args=args, hub_model_id="me/tiny", push_in_progress=push)
+        upload.warn_of_failures(pushing, wait=True)
     assert "Waiting for the upload of the last checkpoint" in caplog.text
     assert "An upload to me/tiny failed: the hub is gone. The files are in run" in caplog.text
 

@@ -39,7 +39,7 @@ NO_RUN = "it has no run_record.json, no trainer_state.json and no checkpoint"
         (["mine.html"], "mine.html is a file. Name the output_dir of a training run."),
         (["run", "--output", "mine.html"], "mine.html was not written by mps_trainer, and is kept."),
         (["run", "--output", "gone/page.html"], "gone/page.html cannot be written: No such file or directory."),
-        (["damaged"], "damaged/run_record.json cannot be read: it is not JSON ("),
+        (["damaged"], "damaged/run_record.json cannot be read: Expecting property name enclosed in "),
         (["odd"], "odd/report.html was not written: no report can be made of odd/run_record.json (TypeError: "),
         ([], "the following arguments are required: OUTPUT_DIR. See"),
     ],

@@ -98,13 +98,13 @@ def test_runs_are_compared_by_metrics_arguments_and_surroundings(data):
         ["packages", "mps_trainer 0.1, torch 2.13", "mps_trainer 0.1, torch 2.14", "?"],
     ]
     assert "Not known of bare." in page
-    loss = charts_of(page)["Training loss"]
+    loss = charts_of(page)["Loss, training"]
     assert set(re.findall(r"curve (color-\d)", loss)) == {"color-0", "color-1", "color-2"}
 
 
 def test_a_run_without_a_curve_leaves_its_colour_unused(data):
     first = RunRecord("first", {"kind": "unknown", "step": 4}, history=[{"eval_f1": 0.5, "step": 1}])
-    loss = charts_of(comparison_page([first, RunRecord.from_dict(data)]))["Training loss"]
+    loss = charts_of(comparison_page([first, RunRecord.from_dict(data)]))["Loss, training"]
     assert "step 1: 0.9" in loss
     assert set(re.findall(r"curve (color-\d)", loss)) == {"color-1"}
 

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from mps_trainer import search
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import SearchUnavailableError
-from mps_trainer.search import backends, trials
 from tests.conftest import callback, refusal
 
 
 def test_a_model_comes_from_a_function_with_or_without_the_trial():
-    assert trials.new_model(lambda: "model", "trial") == "model"
-    assert trials.new_model(lambda trial: trial, "trial") == "trial"
-    assert "takes 2 arguments" in refusal(trials.new_model, lambda first, second: None, kind=RuntimeError)
-    assert "should not return None" in refusal(trials.new_model, lambda: None, kind=RuntimeError)
+    assert search.new_model(lambda: "model", "trial") == "model"
+    assert search.new_model(lambda trial: trial, "trial") == "trial"
+    assert "takes 2 arguments" in refusal(search.new_model, lambda first, second: None, kind=RuntimeError)
+    assert "should not return None" in refusal(search.new_model, lambda: None, kind=RuntimeError)
 
 
 @pytest.mark.parametrize("backend", ["optuna", "ray", "wandb"])
@@ -23,7 +23,7 @@ def test_values_of_a_trial_have_the_types_of_the_fields(make_args, backend, capl
     args = make_args(max_steps=5, warmup_steps=0)
     chosen = {"learning_rate": 1, "max_steps": 7.0, "depth": 3}
     trial = {"optuna": SimpleNamespace(params={}), "ray": {**chosen, "wandb": 1}, "wandb": {**chosen}}[backend]
-    trials.set_arguments(args, trial, backend, lambda trial: chosen)
+    search.set_arguments(args, trial, backend, lambda trial: chosen)
     assert (args.learning_rate, args.max_steps) == (1.0, 7)
     assert (type(args.learning_rate), type(args.max_steps)) == (float, int)
     assert [record.args[0] for record in caplog.records if "The search sets" in record.msg] == ["depth"]
@@ -40,8 +40,8 @@ def fakes(monkeypatch):
 @pytest.mark.parametrize(("backend", "name"), [("optuna", "run-3"), ("ray", "run-of-ray"), ("wandb", "run-of-wandb")])
 def test_a_folder_has_the_number_of_the_back_end_or_the_name_that_is_given(fakes, backend, name):
     trial = SimpleNamespace(number=3)
-    assert trials.folder_name(trial, backend, None) == name
-    assert trials.folder_name(trial, backend, lambda trial: f"try-{trial.number}") == "try-3"
+    assert search.folder_name(trial, backend, None) == name
+    assert search.folder_name(trial, backend, lambda trial: f"try-{trial.number}") == "try-3"
 
 
 # Reports to a back end
@@ -49,14 +49,14 @@ def test_a_folder_has_the_number_of_the_back_end_or_the_name_that_is_given(fakes
 
 def test_several_processes_cannot_search():
     two = Processes(0, 2)
-    assert "there are 2" in refusal(backends.require_searchable, lambda: None, two, kind=SearchUnavailableError)
-    backends.require_searchable(lambda: None, Processes())
+    assert "there are 2" in refusal(search.require_searchable, lambda: None, two, kind=SearchUnavailableError)
+    search.require_searchable(lambda: None, Processes())
 
 
 def test_optuna_does_not_prune_by_one_of_several_objectives():
     pytest.importorskip("optuna")
     trial = SimpleNamespace(study=SimpleNamespace(directions=[None] * 2), report=pytest.fail)
-    backends.report_to_optuna(trial, 0.5, 7, pytest.fail)
+    search.report_to_optuna(trial, 0.5, 7, pytest.fail)
 
 
 def test_callbacks_see_the_trial_and_optuna_gets_each_evaluation(make_trainer, make_model):

@@ -1,1 +1,0 @@
-"""Searches hyper-parameters with transformers' back ends."""
