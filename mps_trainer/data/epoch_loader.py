@@ -138,12 +138,15 @@ class PrefetchIterator(Iterator[Any]):
         before_first: called after that, before the first batch that is given is loaded.
 
     Attributes:
-        before_waiting: the random number generators' states (0.05 ms to read) before the batch that is loaded and not
-            yet given; None without one. A resumed run loads that batch again, with the same draws.
+        records: whether to read the random number generators' states before each batch is loaded.
+        before_waiting: the states before the batch that is loaded and not yet given; None without one. A resumed run
+            loads that batch again, with the same draws.
+        draws: whether loading the first batch changed the state of a generator; True before that.
     """
 
     def __init__(self, loader: EpochLoader, skip: int = 0, before_first: Callable[[], None] | None = None) -> None:
         self.loader = loader
+        self.records, self.draws = False, True
         self.before_waiting: dict[str, Any] | None = None
         self._skip, self._before_first = skip, before_first
         self._batches: Iterator[Any] | None = None
@@ -160,7 +163,9 @@ class PrefetchIterator(Iterator[Any]):
             self._next(indices)
         if self._before_first is not None:
             self._before_first()
+        before = _comparable_rng_state()
         self._load()
+        self.draws = _comparable_rng_state() != before
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -176,7 +181,7 @@ class PrefetchIterator(Iterator[Any]):
         self._batches, self._waiting = iter(()), _END
 
     def _load(self) -> None:
-        self.before_waiting = rng_state()
+        self.before_waiting = rng_state() if self.records else None
         self._waiting = self._next()
         if self._waiting is _END:
             self.before_waiting = None
@@ -195,6 +200,12 @@ class PrefetchIterator(Iterator[Any]):
             raise
         self._number += 1
         return batch
+
+
+def _comparable_rng_state() -> tuple[Any, ...]:
+    state = rng_state()
+    _, keys, position, *_ = state["numpy"]
+    return state["python"], keys.tobytes(), position, state["cpu"].numpy().tobytes()
 
 
 def prepare_loader(

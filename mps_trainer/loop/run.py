@@ -240,6 +240,8 @@ class TrainingRun:
             if batches is None:
                 batches = self.batch_source.start_epoch(epoch, skip=done)
                 batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
+            stops = self.signals.signum is not None or self.stop_on_nan is not None
+            self.batch_source.record_before_batches(self.may_save() or stops)
             accumulation = self.args.gradient_accumulation_steps * self.batches_in_one
             if accumulation != self.history.accumulation:  # a callback has changed it, to warm up the batch size
                 self.history.start(epoch, self.trainer.state.global_step, done, accumulation)
@@ -270,6 +272,14 @@ class TrainingRun:
             self.run_state.epoch_has_ended = True
             self.batch_source.restore_epoch_start()
         self.preemption.save_and_end()
+
+    def may_save(self) -> bool:
+        """Returns True if a checkpoint may be due after the next step."""
+        step, strategy = self.trainer.state.global_step + 1, self.args.save_strategy
+        if strategy not in ("steps", "best"):
+            return False
+        every = self.trainer.state.save_steps if strategy == "steps" else self.trainer.state.eval_steps
+        return step >= self.plan.max_steps or bool(every and step % every == 0)
 
     def accumulate(
         self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None] | None = None

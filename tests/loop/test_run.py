@@ -77,6 +77,26 @@ def test_tokenizer_is_the_deprecated_name_of_processing_class(make_trainer):
     assert len(caught) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "step", "expected"),
+    [
+        ({"save_strategy": "no"}, 3, False),
+        ({"save_strategy": "epoch"}, 3, False),
+        ({"save_strategy": "steps", "save_steps": 2}, 0, False),
+        ({"save_strategy": "steps", "save_steps": 2}, 1, True),
+        ({"save_strategy": "steps", "save_steps": 2}, 2, False),
+        ({"save_strategy": "steps", "save_steps": 3}, 4, True),  # the last one
+        ({"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 3, "save_steps": 2}, 1, False),
+        ({"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 3, "save_steps": 2}, 2, True),
+    ],
+)
+def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, step, expected):
+    metric = {"metric_for_best_model": "loss"} if settings["save_strategy"] == "best" else {}
+    run = TrainingRun(make_trainer(max_steps=5, **settings, **metric))
+    run.trainer.state.global_step = step
+    assert run.may_save() is expected
+
+
 def test_a_stream_goes_on_where_its_checkpoint_says(make_trainer):
     state, other = (
         TrainingRun(
