@@ -33,11 +33,12 @@ NAME = "mlx"
 _CACHED = 256 << 20  # bytes of freed buffers that MLX may keep; by default it keeps as many as the machine has memory
 _SHORT = 4096  # bytes; up to here an all-gather, which takes one round, and a sum on the host replace an all-reduce
 _SUMMED = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)  # MLX would make float64 float32
-_REDUCTIONS: dict[Any, tuple[str, Callable[..., torch.Tensor]]] = {
+_REDUCTIONS: dict[Any, tuple[str | None, Callable[..., torch.Tensor]]] = {
     dist.ReduceOp.SUM: ("all_sum", torch.sum),
     dist.ReduceOp.AVG: ("all_sum", torch.mean),
     dist.ReduceOp.MIN: ("all_min", torch.amin),
     dist.ReduceOp.MAX: ("all_max", torch.amax),
+    dist.ReduceOp.PRODUCT: (None, torch.prod),
 }
 _Tensors = list[torch.Tensor]
 # torch's declaration has only the calls of Python, and not those of DistributedDataParallel, which come from C++
@@ -198,7 +199,16 @@ class MLXProcessGroup(_ProcessGroup):
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> _Work:
         return self._start(self._gather, [given], [output], output)
 
-    _allgather_base = all_gather_single  # its name before torch 2.15
+    def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> _Work:
+        operation, stacked = _operation(opts), [torch.stack(group) for group in inputs]
+        return self._start(lambda host: self._reduce(host, operation)[self._rank], stacked, outputs, outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> _Work:
+        return self.reduce_scatter([output], [list(given.chunk(self._size))], opts)
+
+    # names before torch 2.15
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
 
     def barrier(self, opts: Any = None) -> _Work:
         return self.allreduce([torch.zeros(1)])
@@ -246,7 +256,7 @@ class MLXProcessGroup(_ProcessGroup):
 
     def _reduce(self, host: torch.Tensor, given: Any) -> torch.Tensor:
         operation, on_host = _REDUCTIONS[given]
-        if host.dtype not in _SUMMED or host.nbytes <= _SHORT:
+        if operation is None or host.dtype not in _SUMMED or host.nbytes <= _SHORT:
             return on_host(self._gather(host), dim=0).to(host.dtype)
         result = self._engine.run(operation, host)
         return result.div_(self._size) if given == dist.ReduceOp.AVG else result
@@ -261,7 +271,7 @@ def _operation(opts: Any) -> Any:
     """Returns torch's ReduceOp of a collective. Raises NotImplementedError for one that is not exchanged."""
     given = dist.ReduceOp.SUM if opts is None else getattr(opts.reduceOp, "op", opts.reduceOp)
     if given not in _REDUCTIONS:
-        raise NotImplementedError(f"ddp_backend='mlx' has no {given}. Use SUM, AVG, MIN or MAX.")
+        raise NotImplementedError(f"ddp_backend='mlx' has no {given}. Use SUM, AVG, MIN, MAX or PRODUCT.")
     return given
 
 

@@ -50,6 +50,9 @@ def check(device: str, dtype: torch.dtype, count: int) -> None:
         # two roundings in another order, at most one unit in the last place
         close = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(dtype, 2**-22)
         torch.testing.assert_close(reduced.cpu(), expected, rtol=close, atol=0)
+    parts = torch.empty_like(own)
+    dist.reduce_scatter_tensor(parts, torch.cat([own + each for each in range(size)]))
+    torch.testing.assert_close(parts, (sum(everybodys) + size * rank).to(dtype), rtol=0, atol=0)
 
 
 def check_bits() -> None:
