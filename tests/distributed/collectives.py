@@ -148,4 +148,4 @@ def a_slow_process(folder: str) -> dict[str, Any]:
     trainer.train()
     if args.process_index or args.ddp_backend != "mlx":
         return {}
-    return {"events": [event.text for event in record.read(folder).events if event.kind == "waiting"]}
+    return {"events": [event.text for event in record.record_of(folder).events if event.kind == "waiting"]}
