@@ -117,7 +117,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
     stand_in._prepare_inputs = prepare_counted  # type: ignore[method-assign]
     with contextlib.ExitStack() as stack:
         stack.enter_context(prepared_for_training(stand_in, _MPS))
-        changes = [(blocks, "starts", tracker.first_and_last), (adamw, "JOINED_ON", "cpu")]  # where it is computed
+        changes = [(blocks, "starts", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
         stack.enter_context(attributes_replaced(changes))
         run = TrainingRun(stand_in)
         divisors = stand_in._mt_loss.divisors([batch.inputs])

@@ -18,17 +18,18 @@ from ..devices.accelerators import ACCELERATORS
 
 _JOINED = 2**24  # elements: gradients are joined in pieces of at most this, one at a time, to save memory
 _ALONE = 2**22  # elements from which on a gradient is not worth copying
-JOINED_ON = "mps"  # there a kernel costs more than a copy
+JOINED_ON_CPU = 2**16  # elements in all, up to which a copy is faster on the CPU than a kernel for each gradient
 
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns the 2-norm of all `gradients`, on their device and in their format, as torch's get_total_norm does.
 
-    On mps, small gradients are joined first.
+    Where a kernel costs more than a copy, small gradients are joined first.
     """
     kinds = {(gradient.device.type, gradient.dtype, gradient.layout) for gradient in gradients}
     devices = {device for device, _, layout in kinds if layout == torch.strided}
-    if len(kinds) != 1 or devices != {JOINED_ON}:
+    few = devices == {"cpu"} and sum(gradient.numel() for gradient in gradients) <= JOINED_ON_CPU
+    if len(kinds) != 1 or not (few or devices == {"mps"}):
         return torch.nn.utils.get_total_norm(gradients)
     norms: list[torch.Tensor] = []
     joined: list[torch.Tensor] = []

@@ -212,7 +212,7 @@ def test_a_checkpoint_that_a_callback_saves_is_told_as_complete(make_trainer):
 def test_a_checkpoint_is_uploaded_once_it_is_complete(make_trainer, monkeypatch, trainer, beside):
     uploaded = []
 
-    def push(push, repository, checkpoint, *rest):
+    def push(trainer, checkpoint):
         is_main = threading.current_thread() is threading.main_thread()
         uploaded.append((os.path.basename(checkpoint), manifest.fault(checkpoint), is_main))
 

@@ -227,7 +227,6 @@ def test_norm_copies_one_piece_at_a_time(device, monkeypatch):
         return joined
 
     monkeypatch.setattr(adamw, "_JOINED", 16)
-    monkeypatch.setattr(adamw, "JOINED_ON", device)
     monkeypatch.setattr(torch, "cat", join)
     total_norm([torch.ones(8, device=device) for _ in range(8)])
     assert len(pieces) == 4

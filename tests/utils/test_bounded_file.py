@@ -10,7 +10,7 @@ import pytest
 from mps_trainer import TrainingArguments
 from mps_trainer.devices.recorded import read_facts
 from mps_trainer.launching.config_file import load, load_target
-from mps_trainer.reports.record import is_foreign, load_json
+from mps_trainer.reports.record import is_foreign, read
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.utils import bounded_file
 from mps_trainer.utils.bounded_file import read_bytes
@@ -31,7 +31,7 @@ def test_a_file_or_device_is_read_up_to_its_bound_and_a_folder_refused(tmp_path)
 READERS = {
     "launch": (lambda path: load(Path(path)), "num_processes: 1"),
     "doctor": (read_facts, '{"system": "Linux"}'),
-    "report": (load_json, "{}"),
+    "report": (read, '{"log_history": []}'),
     "fsdp_config": (lambda path: TrainingArguments(fsdp=True, fsdp_config=path), "{}"),
     "accelerator_config": (lambda path: TrainingArguments(accelerator_config=path), "{}"),
     "a script": (lambda path: OneLineParser((TrainingArguments,), prog="train.py").parse([path]), '{"seed": 1}'),
