@@ -63,7 +63,8 @@ class Events:
             else:
                 some, first = copy.copy(handler), handler.callbacks.index(since) if since in handler.callbacks else 0
                 some.callbacks = [each for each in handler.callbacks[first:] if hasattr(each, event)]
-                method = functools.partial(some.call_event, event)
+                # the class's method: SetFit replaces the handler's by one that tells all callbacks
+                method = functools.partial(CallbackHandler.call_event, some, event)
             trainer.control = method(trainer.args, trainer.state, trainer.control, **details)
         except Exception as error:
             explain_callback(error, event, trainer.state.global_step)

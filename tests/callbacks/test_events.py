@@ -21,10 +21,12 @@ class Completes(TrainerCallback):
         return self.control
 
 
-def test_callbacks_that_know_an_event_of_this_package_are_called_in_order_and_pass_the_control_on():
+@pytest.mark.parametrize("own", [{}, {"call_event": mock.Mock(side_effect=AttributeError)}], ids=["", "SetFit's"])
+def test_callbacks_that_know_an_event_of_this_package_are_called_in_order_and_pass_the_control_on(own):
     said, other = [], TrainerControl()
     callbacks = [Completes(said, other), TrainerCallback(), Completes(said)]
     handler = CallbackHandler(callbacks, "model", "tokenizer", "optimizer", "schedule")
+    vars(handler).update(own)
     trainer = SimpleNamespace(args=None, state=None, control=None, callback_handler=handler)
     Events(trainer).fire("on_checkpoint_complete", checkpoint="run/c-2")
     assert trainer.control is said[1][0] is other
