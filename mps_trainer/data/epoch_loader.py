@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -106,26 +107,30 @@ class EpochLoader(DataLoader):
 
 
 class _RecordedIndices:
-    """Gives the indices of a sampler, and records in the loader which rows a batch has."""
+    """Gives the indices of a sampler, and records in the loader which rows a batch has.
+
+    torch's iterator holds it, and the loader that iterator: a reference back would leave the workers to the garbage
+    collector, which ends them after 5 s.
+    """
 
     def __init__(self, sampler: Any, loader: EpochLoader) -> None:
-        self.sampler, self.loader = sampler, loader
+        self.sampler, self.loader = sampler, weakref.proxy(loader)
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        recorded = map(functools.partial(self._record, self.loader.iteration), self.sampler, itertools.count())
-        return itertools.islice(recorded, self.loader.unloaded, None)
+        record = functools.partial(_record, self.loader.rows, self.loader.iteration)
+        return itertools.islice(map(record, self.sampler, itertools.count()), self.loader.unloaded, None)
 
-    def _record(self, epoch: int, indices: Any, number: int) -> Any:
-        rows = self.loader.rows
-        with contextlib.suppress(TypeError):  # a dataset may have other keys than numbers
-            given = indices if isinstance(indices, (list, tuple)) else [indices]
-            rows[epoch, number] = array.array("q", given)
-        if len(rows) > _RECORDED:
-            del rows[next(iter(rows))]
-        return indices
+
+def _record(rows: dict[tuple[int, int], Sequence[int]], epoch: int, indices: Any, number: int) -> Any:
+    with contextlib.suppress(TypeError):  # a dataset may have other keys than numbers
+        given = indices if isinstance(indices, (list, tuple)) else [indices]
+        rows[epoch, number] = array.array("q", given)
+    if len(rows) > _RECORDED:
+        del rows[next(iter(rows))]
+    return indices
 
 
 class PrefetchIterator(Iterator[Any]):

@@ -1,10 +1,12 @@
 """Tests that the draws of persistent workers depend on the pass, not on the passes before."""
 
+import gc
 import multiprocessing
 import os
 import random
 import signal
 import time
+import weakref
 from multiprocessing import resource_tracker
 
 import numpy as np
@@ -125,6 +127,17 @@ def test_signals_are_blocked_after_the_start_of_the_tracker_which_unblocks_them(
     monkeypatch.setattr(DataLoader, "__iter__", start)
     loader_of(Draws(), multiprocessing_context=method).iterate_once()
     assert seen == blocked
+
+
+def test_workers_of_dropped_loader_end_without_garbage_collection():
+    loader = loader_of(list(range(4)), num_workers=1, persistent_workers=True)
+    assert len(list(loader)) == 2
+    iterator = weakref.ref(loader._iterator)
+    gc.disable()
+    del loader
+    ended = iterator() is None
+    gc.enable()
+    assert ended
 
 
 @pytest.mark.acceptance
