@@ -132,6 +132,10 @@ def addresses_of(hosts: Sequence[str]) -> list[str]:
     Raises:
         MisconfigurationException: for an unknown name, or one that means this machine to itself only.
     """
+    if len(hosts) < 2:
+        raise MisconfigurationException(
+            f"--hosts {hosts[0]} names one machine. Name two or more, such as mac1.local,mac2.local, or leave it out."
+        )
     addresses = []
     for host in hosts:
         try:

@@ -151,6 +151,7 @@ def test_a_process_that_does_not_end_is_killed(folder, network, monkeypatch):
     [
         (["127.0.0.1", "no such host"], r"--hosts: 'no such host' has no address \(.*such as mac1.local,mac2.local"),
         (["127.0.0.1", ""], "--hosts: '' has no address"),
+        (["mac1.local"], "--hosts mac1.local names one machine. Name two or more"),
         (["127.0.0.1", "10.0.0.2"], "--hosts: '127.0.0.1' is a loopback address, which the other machines cannot"),
     ],
 )
