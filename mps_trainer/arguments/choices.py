@@ -118,4 +118,4 @@ class SamplingStrategy(Choice):
     SEQUENTIAL = "sequential"
     GROUP_BY_LENGTH = "group_by_length"
     BATCH_REBALANCE = "batch_rebalance"
-    BUCKET_BY_LENGTH = "bucket_by_length"  # not in transformers
+    BUCKET_BY_LENGTH = "bucket_by_length"  # transformers does not have it

@@ -8,7 +8,7 @@ from .fields import option
 from .readers import read_integer_not_float
 
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
-PRECISIONS = ("no", "fp16", "bf16")  # of autocast
+PRECISIONS = ("no", "fp16", "bf16")  # the settings of autocast
 
 
 @dataclass

@@ -52,7 +52,7 @@ class EpochLoader(DataLoader):
     pass_number: int | None = None  # seeds workers that persist, see WorkerInit; None for the epoch
     made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
-    rows: dict[tuple[int, int], Sequence[int]]  # of the dataset, by the epoch and the number of a batch
+    rows: dict[tuple[int, int], Sequence[int]]  # the rows of the dataset, by epoch and number of the batch
     unloaded = 0  # batches at the beginning of the next pass that are not loaded
 
     def set_epoch(self, epoch: int) -> None:
@@ -155,7 +155,7 @@ class PrefetchIterator(Iterator[Any]):
         self.before_waiting: dict[str, Any] | None = None
         self._skip, self._before_first = skip, before_first
         self._batches: Iterator[Any] | None = None
-        self._number = 0  # of the next batch in the epoch
+        self._number = 0  # counts the batches of the epoch
         self._waiting: Any = _END
 
     def start(self) -> None:

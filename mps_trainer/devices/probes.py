@@ -102,7 +102,7 @@ def version_of(package: str) -> str | None:
 
     try:
         return metadata.version(package)
-    except Exception:  # not installed, or its files are damaged
+    except Exception:  # it is not installed, or its files are damaged
         return None
 
 

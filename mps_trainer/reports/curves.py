@@ -35,7 +35,7 @@ class Chart:
 
     title: str
     curves: list[Curve]
-    unit: str = ""  # of y
+    unit: str = ""  # the unit of y
     log: bool = False  # True: the axis of y is logarithmic
     from_zero: bool = False
     over_time: bool = False

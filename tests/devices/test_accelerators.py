@@ -59,7 +59,7 @@ def test_an_available_device_is_set_up_read_and_torn_down(kind):
 
 def test_memory_is_that_of_the_process_in_bytes_and_on_mps_also_torchs(monkeypatch):
     stats = CPUAccelerator.get_device_stats(torch.device("cpu"))
-    stats.pop("cpu_percent", None)  # not there the first time that a process asks
+    stats.pop("cpu_percent", None)  # psutil gives none the first time that a process asks
     assert set(stats) == {"process_rss_bytes", "memory_available_bytes", "swap_used_bytes", "swap_percent"}
     assert stats["process_rss_bytes"] > 10 * 2**20
     names = ("current_allocated_memory", "driver_allocated_memory", "recommended_max_memory")

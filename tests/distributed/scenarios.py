@@ -18,7 +18,7 @@ from tests.conftest import Classifier, Stream, accuracy, examples, logged, refus
 from tests.tiny import tiny
 
 TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all processes
-STEPS = 24  # of a run; four epochs of most
+STEPS = 24  # a run has so many; most have four epochs
 
 SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {}
 ALIKE: list[str] = []

@@ -90,7 +90,7 @@ def test_every_mask_equals_plain_attention(name):
     inputs, (visible, reach) = tensors(), MASKS[name]
     assert reach_of(visible) == reach
     seen = whole(visible, 2, LENGTH, LENGTH)
-    counts = seen.any(-1)[:, 0, :, None, None]  # what a query without a key gives is not defined
+    counts = seen.any(-1)[:, 0, :, None, None]  # the result of a query without a key is not defined
     found = chunked_attention(*inputs, chunked(visible, 2, LENGTH, LENGTH), 0.6) * counts
     expected = torch.where(counts, plain(*inputs, seen, 0.6), 0)
     torch.testing.assert_close(found, expected)
@@ -183,7 +183,7 @@ def test_dropout_drops_its_share_and_draws_the_same_again():
     assert kept.std() > 0.02
     small = tensors()
     mask = chunked(CAUSAL, 2, LENGTH, LENGTH)
-    assert torch.autograd.gradcheck(dropped, small, fast_mode=True)  # which calls it again and again
+    assert torch.autograd.gradcheck(dropped, small, fast_mode=True)  # it calls `dropped` again and again
     assert not torch.equal(chunked_attention(*small, mask, 0.6, 0.3), chunked_attention(*small, mask, 0.6, 0.3))
 
 

@@ -286,7 +286,7 @@ def test_the_parser_that_a_report_loads_is_not_taken_for_the_scripts(report_of, 
     script_takes_flags.cache_clear()
     try:
         report_of()
-        monkeypatch.setitem(sys.modules, "transformers.hf_argparser", sys)  # as on the first report of a process
+        monkeypatch.setitem(sys.modules, "transformers.hf_argparser", sys)  # the first report of a process finds it so
         assert not script_takes_flags()
     finally:
         script_takes_flags.cache_clear()

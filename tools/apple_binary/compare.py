@@ -74,11 +74,11 @@ class Comparison:
     sha256: str
     registered: dict[str, int]  # by key of the dispatcher
     by_hand: list[str]  # registered for MPS, and not generated from the table
-    fall_back: list[str]  # of those, the ones that always run on the CPU
+    fall_back: list[str]  # those of `by_hand` that always run on the CPU
     native: int  # in the table
     only_registered: list[str]
     only_in_table: list[str]
-    autocast: dict[str, str]  # what it does, by operator
+    autocast: dict[str, str]  # the policy of each operator
     graphs: tuple[str, ...] = ()  # the operators whose kernels compile graphs
     other_graphs: tuple[str, ...] = ()  # those of which the package says something else
     reads: tuple[str, ...] = ()  # the operators whose kernels may read a value of a tensor
