@@ -75,10 +75,13 @@ class Checkpoints:
         # the names of their files.
         self._gathered: dict[str, Any] = {}
 
-    def find_stale(self, resumed_at: int | None) -> None:
-        """Finds the checkpoints that the run does not continue. `resumed_at` is the step of a resumed run."""
+    def find_stale(self, resume_from: str | None) -> None:
+        """Finds the checkpoints that a run does not continue if it resumes `resume_from`, or starts anew for None."""
+        parent = None if resume_from is None else os.path.dirname(os.path.abspath(resume_from))
+        is_own = parent is not None and os.path.realpath(parent) == os.path.realpath(self.run_dir)
+        resumed_at = self._trainer.state.global_step if is_own else -1
         found = folders.find_checkpoints(self.run_dir)
-        self.stale = {folder for folder in found if resumed_at is None or folders.step_of(folder) > resumed_at}
+        self.stale = {folder for folder in found if folders.step_of(folder) > resumed_at}
 
     # Saving
 
@@ -329,18 +332,20 @@ class Checkpoints:
 
     def load_best(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
-        state = self._trainer.state
-        best = state.best_model_checkpoint = self._trainer._mt_processes.first_does(
-            lambda: state.best_model_checkpoint
-        )
-        if best is not None:
-            loading.load_weights(self._trainer.model, self._absolute(best))
+        state, processes = self._trainer.state, self._trainer._mt_processes
+        best = state.best_model_checkpoint = processes.first_does(lambda: state.best_model_checkpoint)
+        if best is None:
+            logger.warning(
+                "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the last weights are "
+                "kept. Give save_steps the value of eval_steps, or use save_strategy='best'.",
+                state.best_global_step,
+            )
             return
-        logger.warning(
-            "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the last weights are "
-            "kept. Give save_steps the value of eval_steps, or use save_strategy='best'.",
-            state.best_global_step,
-        )
+        folder = self._absolute(best)
+        if processes.all_reduce_max([not os.path.isdir(folder)])[0]:
+            logger.warning("load_best_model_at_end: %s is gone, so the last weights are kept.", folder)
+        else:
+            loading.load_weights(self._trainer.model, folder)
 
     # The folders
 

@@ -105,11 +105,16 @@ def _newest_whole(output_dir: str) -> str:
 def last_saved(found: list[str]) -> tuple[str | None, dict[str, str]]:
     """Returns the whole checkpoint of `found` that was saved last, and the faults of those saved after it.
 
-    The numbers in their manifests order them; their steps where one has no manifest, because transformers wrote it.
+    The numbers in their manifests order them. One without, which transformers wrote, comes after all smaller steps.
     """
     saves = {folder: manifest.entry(folder, "save") for folder in found}
+    ordered = sorted((folder for folder in found if saves[folder] is not None), key=saves.__getitem__)
+    for folder in found:
+        if saves[folder] is None:
+            smaller = [place for place, other in enumerate(ordered) if step_of(other) < step_of(folder)]
+            ordered.insert(smaller[-1] + 1 if smaller else 0, folder)
     faults: dict[str, str] = {}
-    for folder in reversed(found if None in saves.values() else sorted(found, key=saves.__getitem__)):
+    for folder in reversed(ordered):
         if (why := manifest.fault(folder)) is None:
             for skipped, reason in faults.items():
                 logger.warning("Skipping %s, which is damaged: %s. Resuming from %s.", skipped, reason, folder)

@@ -69,6 +69,7 @@ class Position(Struct, kw_only=True):
     accumulation: Size = 1
     batches_per_epoch: Size | None = None
     epoch_is_cut: bool = False
+    loader_has_ended: bool = False
 
 
 class PositionInEpoch(Position):

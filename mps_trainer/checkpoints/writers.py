@@ -199,7 +199,7 @@ def write_model_files(
             with without_progress_bars():
                 inner.save_pretrained(folder, **given)
         finally:
-            del inner.should_save_on_this_rank
+            vars(inner).pop("should_save_on_this_rank", None)  # a callback may save beside the thread that does
     else:
         if state_dict is not None:
             inner = SimpleNamespace(state_dict=lambda: dict(state_dict))

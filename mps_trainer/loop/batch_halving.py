@@ -87,7 +87,8 @@ class MicrobatchSplitter:
             try:
                 events.fire("on_step_end", since=again)
             except RuntimeError as error:
-                if not (out_of_memory(error) and events.covers("on_step_end")):
+                can_repeat = events.covers("on_step_end") and not self.trainer._mt_processes.is_distributed
+                if not (out_of_memory(error) and can_repeat):
                     raise
                 self._halve(self._split(batches)[0], error, self.trainer.state.global_step)
                 again = failing_callback(error)

@@ -15,16 +15,27 @@ from .surface import TrainerSurface
 class Gradients:
     """Clips and clears the gradients of `model`.
 
-    Its parameters are listed once for the run: torch's own functions walk through all modules at each call.
+    Its parameters are not listed anew in each step: torch's own functions walk through all modules at each call.
     """
 
     def __init__(self, trainer: TrainerSurface, model: nn.Module) -> None:
-        self.trainer, self.parameters = trainer, list(model.parameters())
+        self.trainer, self.model = trainer, model
         self._allowed = isinstance(trainer.optimizer, AdamW) and trainer._mt_overrides.allow(
             "clipping within the optimizer's step", "_clip_grad_norm", "_get_grad_norm"
         )
-        self._optimizer: Any = None
-        self._may_clip = False
+        self._listed_for: Any = None  # the optimizer, and how many parameters it had
+        self._list_parameters()
+
+    def _list_parameters(self) -> None:
+        """Lists the parameters again if a callback has replaced the optimizer or given it more parameters."""
+        optimizer = self.trainer.optimizer
+        groups = [group["params"] for group in getattr(optimizer, "param_groups", [])]
+        if self._listed_for == (listed_for := (optimizer, sum(map(len, groups)))):
+            return
+        self._listed_for, self.parameters = listed_for, list(self.model.parameters())
+        optimized = {id(each) for group in groups for each in group}
+        is_known = optimized <= set(map(id, self.parameters))
+        self._may_clip = self._allowed and type(optimizer) is AdamW and is_known
 
     def clip_in_step(self, max_norm: float) -> torch.Tensor | None:
         """Returns the norm of the gradients and clips them in the next step; None if the optimizer cannot clip.
@@ -33,10 +44,7 @@ class Gradients:
         optimizer, or a function of the user's in the place of its step.
         """
         events, optimizer = self.trainer._mt_events, self.trainer.optimizer
-        if optimizer is not self._optimizer:  # a callback may replace it
-            self._optimizer, known = optimizer, set(map(id, self.parameters))
-            optimized = {id(each) for group in getattr(optimizer, "param_groups", []) for each in group["params"]}
-            self._may_clip = self._allowed and type(optimizer) is AdamW and optimized <= known
+        self._list_parameters()
         if not self._may_clip or optimizer.is_watched() or _step_is_replaced(optimizer):
             return None
         for event in ("on_pre_optimizer_step", "on_optimizer_step"):
@@ -47,6 +55,7 @@ class Gradients:
 
     def clear(self) -> None:
         """Sets the gradients to None and discards what the next step would clip them by."""
+        self._list_parameters()
         for parameter in self.parameters:
             parameter.grad = None
         if isinstance(self.trainer.optimizer, AdamW):

@@ -283,7 +283,7 @@ class UpdateLoss:
         may_watch = self._watches and trainer.model_accepts_loss_kwargs and not is_compiled
         if num_items is None or not (says_nothing and may_watch):
             return num_items
-        self._watches, self._watched = False, _Watched.copy(num_items)
+        self._watched = _Watched.copy(num_items)
         return self._watched
 
     def stop_watching(self) -> None:
@@ -346,6 +346,8 @@ class UpdateLoss:
 
     def scaled(self, loss: torch.Tensor, num_items: Any) -> torch.Tensor:
         """Returns the part that the loss of a batch has in the loss of the update."""
+        if self._watched is not None:
+            self._watches = False  # only now: memory may run out before compute_loss has looked at the number
         if not self.is_normalised(num_items):
             divisor = float(self.divisor)
             return loss if divisor == 1 else loss / divisor

@@ -57,7 +57,11 @@ class PreemptionHandler:
         """Lets a signal interrupt an evaluation inside; `save_and_end` restores the state from before it."""
         if self.trainer.args.save_on_signal:
             self._before_evaluation = self.run_state.snapshot(with_buffers=False)
-        yield
+        try:
+            yield
+        except Exception:  # an EvaluationLeftError is none
+            self._before_evaluation = None
+            raise
         if self._before_evaluation is not None:
             self.signals.agree()
         self._before_evaluation = None

@@ -83,7 +83,7 @@ class TrainingRun:
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
         self.checkpoints = trainer._mt_checkpoints
-        self.checkpoints.find_stale(None if resume_from is None else trainer.state.global_step)
+        self.checkpoints.find_stale(resume_from)
         if args.save_async and args.save_strategy != "no":
             overrides.allow("saving while training goes on", *WRITERS)
 
@@ -256,6 +256,7 @@ class TrainingRun:
             finally:
                 self.trainer._mt_loss.counts_together = False
             self.batch_source.restore_rng()  # transformers sets the states of its checkpoints as late
+            self.run_state.loader_has_ended = not group
             if not group:
                 break
             done += len(group)

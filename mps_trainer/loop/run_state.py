@@ -24,6 +24,7 @@ class RunState:
         epoch, batches: the epoch, and its batches up to the last update, the one under way included.
         update_start: the batches of the epoch before the update under way.
         epoch_has_ended: True between the end of an epoch and the begin of the next.
+        loader_has_ended: True if the epoch ended because the loader gave no more batches.
         postponed: of "evaluate" and "save", what a signal prevented after the last step.
         splits_batches: True if the run may train on fewer examples at a time than a batch has.
         examples_at_a_time: how many fit into memory, where batches were halved; else None.
@@ -41,7 +42,7 @@ class RunState:
     ) -> None:
         self.trainer, self.model, self.plan = trainer, model, plan
         self.meter, self.batch_source = meter, batch_source
-        self.update_start = 0
+        self.update_start, self.loader_has_ended = 0, False
         self.splits_batches = False
         self.examples_at_a_time: int | None = None
         self.load_state_dict({})
@@ -52,6 +53,7 @@ class RunState:
             **self.meter.state_dict(self.grad_norm),
             "learning_rate": None if self.learning_rate is None else float(self.learning_rate),
             "epoch_has_ended": self.epoch_has_ended,
+            "loader_has_ended": self.loader_has_ended,
             "epoch": self.epoch,
             "batches": self.batches,
             "accumulation": self.plan.accumulation,
@@ -73,7 +75,9 @@ class RunState:
             self.epoch, self.batches = state["epoch"], state["batches"]
             if saved != self.plan.accumulation:
                 self.batches = -(-self.batches // saved) * self.plan.accumulation  # keeps the number of updates
-            is_over = state["epoch_has_ended"] if known is None else self.batches == known
+            is_over = self.batches == known
+            if known is None:  # max_steps or a callback may have ended the epoch before the stream did
+                is_over = state["epoch_has_ended"] and state.get("loader_has_ended", True)
             if self.batches and (is_over or state.get("epoch_is_cut", False)):
                 self.epoch, self.batches = self.epoch + 1, 0
         self.epoch_has_ended = state.get("epoch_has_ended", True)
@@ -94,7 +98,7 @@ class RunState:
         """
         trainer = self.trainer
         saved = {
-            "position": (self.epoch, self.batches, self.epoch_has_ended),
+            "position": (self.epoch, self.batches, self.epoch_has_ended, self.loader_has_ended),
             "counts": (trainer.current_flos, trainer.state.num_input_tokens_seen),
             "logs": len(trainer.state.log_history),
             "meter": self.meter.snapshot(),
@@ -103,14 +107,14 @@ class RunState:
             "buffers": _buffers(self.model) if with_buffers else [],
         }
         if before_loading:
-            saved["position"] = (self.epoch, self.batches, not self.update_start)
+            saved["position"] = (self.epoch, self.batches, not self.update_start, self.loader_has_ended)
         return saved
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Returns to the state that `snapshot` returned."""
         trainer = self.trainer
         self.batch_source.load_snapshot(saved["rng"], with_loading=saved["before_loading"])
-        self.epoch, self.batches, self.epoch_has_ended = saved["position"]
+        self.epoch, self.batches, self.epoch_has_ended, self.loader_has_ended = saved["position"]
         trainer.current_flos, trainer.state.num_input_tokens_seen = saved["counts"]
         del trainer.state.log_history[saved["logs"] :]  # in place, because a callback may hold the list
         self.meter.restore(saved["meter"])

@@ -63,7 +63,8 @@ def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_
 def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(saver, trainer, make_args, tmp_path, gate):
     for step in (2, 4, 6):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
-    saver.find_stale(4)
+    trainer.state.global_step = 4
+    saver.find_stale(str(tmp_path / "run" / "checkpoint-4"))
     gate.clear()
     trainer.args.save_total_limit, trainer.state.global_step = 2, 5
     trainer.state.best_model_checkpoint = str(tmp_path / "run" / "checkpoint-2")

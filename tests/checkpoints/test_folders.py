@@ -38,6 +38,24 @@ def test_one_of_transformers_that_was_half_written_is_skipped(make_checkpoint, t
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(whole)
 
 
+@pytest.mark.parametrize("lost", ["", "damaged"])
+def test_one_without_its_manifest_does_not_bring_back_an_earlier_run(make_checkpoint, tmp_path, lost):
+    for step in (1000, 100, 200):
+        make_checkpoint(step)
+    path = tmp_path / "checkpoint-200" / "manifest.json"
+    path.write_text("{") if lost else path.unlink()
+    expected = tmp_path / f"checkpoint-{100 if lost else 200}"
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(expected)
+
+
+@pytest.mark.parametrize("of_transformers", [5, 10])
+@pytest.mark.parametrize("steps", [(5, 10), (10, 5)])
+def test_those_of_transformers_and_of_this_package_are_of_one_run(make_checkpoint, tmp_path, steps, of_transformers):
+    for step in steps:
+        make_checkpoint(step, listed=step != of_transformers)
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-10")
+
+
 def test_if_all_are_damaged_each_is_named(make_checkpoint, tmp_path):
     assert "No valid checkpoint found in output" in refusal(folders.checkpoint_to_resume, True, str(tmp_path))
     cut(make_checkpoint(5) / "optimizer.pt")

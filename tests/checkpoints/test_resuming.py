@@ -1,6 +1,7 @@
 """Checkpoints: what is in them, going on from them, and what is refused."""
 
 import os
+import shutil
 
 import pytest
 from transformers.optimization import Adafactor, AdafactorSchedule
@@ -106,6 +107,25 @@ def test_best_checkpoint_is_never_an_earlier_runs(make_trainer, trained, caplog)
     assert again.state.best_global_step == 1  # evaluated, not saved; checkpoint-1 is the earlier run's
     assert again.state.best_model_checkpoint is None
     assert "the best evaluation, at step 1, has no checkpoint, so the last weights are kept. Give save" in caplog.text
+
+
+def test_a_best_checkpoint_that_is_gone_does_not_end_the_run(trained, caplog):
+    def lose(args, state, **_):
+        if state.global_step == 4:
+            shutil.rmtree(os.path.join(args.output_dir, "checkpoint-1"))
+
+    given = {"compute_metrics": scores(9.0, 1, 2, 3), "callbacks": [callback(on_evaluate=lose)]}
+    trainer = trained(given, max_steps=4, save_steps=1, load_best_model_at_end=True, **BEST)
+    assert trainer.state.global_step == 4
+    assert "checkpoint-1 is gone, so the last weights are kept." in caplog.text
+
+
+def test_best_checkpoint_is_not_replaced_by_one_in_the_folder_that_a_run_goes_on_in(make_trainer, trained, tmp_path):
+    for folder in ("run", "other"):
+        settings = {"output_dir": str(tmp_path / folder), "max_steps": 2, **BEST, "save_steps": 1}
+        make_trainer({"compute_metrics": scores(9.0, 1)}, **settings).train()
+    again = trained({"compute_metrics": scores(2)}, resume=tmp_path / "other" / "checkpoint-2", max_steps=3, **BEST)
+    assert again.state.best_model_checkpoint == str(tmp_path / "other" / "checkpoint-1")
 
 
 @pytest.mark.parametrize("save_async", [True, False])

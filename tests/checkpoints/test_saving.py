@@ -401,6 +401,19 @@ def test_the_process_that_is_to_save_writes_the_model_though_it_is_not_the_first
     assert "should_save_on_this_rank" not in vars(model)
 
 
+def test_a_model_may_be_saved_while_a_checkpoint_of_it_is_written(make_args, tmp_path, monkeypatch):
+    model, save = tiny("BertForSequenceClassification"), PreTrainedModel.save_pretrained
+
+    def save_twice(model, folder, **given):
+        monkeypatch.setattr(PreTrainedModel, "save_pretrained", save)
+        writers.write_model_files(model, None, make_args(), str(tmp_path / "meanwhile"))
+        save(model, folder, **given)
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_twice)
+    writers.write_model_files(model, None, make_args(), str(tmp_path / "checkpoint"))
+    assert all((tmp_path / name / "model.safetensors").exists() for name in ("meanwhile", "checkpoint"))
+
+
 def test_a_checkpoint_has_the_generators_after_what_an_override_of_saving_draws(trained):
     class Samples(Trainer):
         def save_model(self, output_dir=None, _internal_call=False):

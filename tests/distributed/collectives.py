@@ -143,7 +143,7 @@ def replicas(folder: str) -> dict[str, Any]:
 def a_slow_process(folder: str) -> dict[str, Any]:
     """Returns what the report says of the second process, which is slower."""
     args = arguments(folder, report_to=[], max_steps=12)
-    wait = callback(on_step_begin=lambda args, **_: time.sleep(0.02 * args.process_index))
+    wait = callback(on_step_begin=lambda args, **_: time.sleep(0.1 * args.process_index))
     trainer = Trainer(Classifier(), args, train_dataset=examples(43), callbacks=[wait])
     trainer.train()
     if args.process_index or args.ddp_backend != "mlx":

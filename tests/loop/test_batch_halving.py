@@ -12,7 +12,9 @@ from torch import nn
 
 from mps_trainer import Trainer
 from mps_trainer.data.split import split
+from mps_trainer.distributed import Processes
 from mps_trainer.guards.memory_errors import DeviceOutOfMemoryError
+from mps_trainer.loop.run import TrainingRun
 from tests.conftest import Classifier, assert_same_weights, callback, examples, logged, refusal, weights
 
 OUT_OF_MEMORY = "MPS backend out of memory (MPS allocated: 1.00 GiB, max allowed: 1.00 GiB)."
@@ -129,6 +131,22 @@ def test_parts_of_a_batch_do_not_add_up_to_a_larger_loss_if_a_subclass_ignores_t
     assert_same_run(run(3), run(8))
 
 
+def test_a_subclass_that_divides_by_the_items_does_so_after_memory_ran_out_before_it_could(train):
+    class Dividing(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            if len(inputs["x"]) > model.fits:
+                raise RuntimeError(OUT_OF_MEMORY)
+            loss = nn.functional.cross_entropy(model.logits(inputs["x"]), inputs["labels"], reduction="sum")
+            return loss / num_items_in_batch
+
+    def run(fits):
+        model = Hungry()
+        model.accepts_loss_kwargs, model.fits = True, fits
+        return train(model, {"kind": Dividing}, max_steps=3, train_sampling_strategy="sequential")
+
+    assert_same_run(run(3), run(8))
+
+
 def test_repeated_update_is_counted_once(train):
     settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "include_num_input_tokens_seen": "all"}
     enough = train(Hungry(), **settings)
@@ -226,6 +244,16 @@ def test_callback_that_fails_beside_one_example_or_otherwise_ends_the_run(make_t
     trainer = make_trainer({"callbacks": [callback(on_step_end=fail)]}, auto_find_batch_size=True, max_steps=2)
     assert re.search(match, refusal(trainer.train, kind=kind))
     assert trainer.state.global_step == 1
+
+
+def test_memory_that_runs_out_in_a_callback_of_one_of_several_processes_ends_the_run(make_trainer, monkeypatch):
+    def fail(**_):
+        raise RuntimeError(OUT_OF_MEMORY)
+
+    trainer = make_trainer({"callbacks": [callback(on_step_end=fail)]}, auto_find_batch_size=True, max_steps=2)
+    run = TrainingRun(trainer)
+    monkeypatch.setattr(trainer, "_mt_processes", Processes(size=2))  # the other one would exchange nothing
+    assert OUT_OF_MEMORY in refusal(run.splitter.end_step, [], kind=RuntimeError)
 
 
 def test_next_run_begins_with_batch_size_of_arguments(train):

@@ -101,3 +101,19 @@ def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(trained, m
     assert seen == [None] * 6
     assert logged(runs[0], "grad_norm") == pytest.approx(logged(runs[1], "grad_norm"), rel=1e-5)
     torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
+
+
+def test_parameters_that_a_callback_adds_are_cleared_and_count_in_the_norm(trained, make_model):
+    def add(model, optimizer, state, **_):
+        if state.global_step == 1:
+            model.norm.bias = torch.nn.Parameter(model.norm.bias.detach().clone())
+            optimizer.param_groups[0]["params"].append(model.norm.bias)
+
+    seen, runs = [], []
+    looks = callback(on_step_begin=add, on_step_end=lambda model, **_: seen.append(model.norm.bias.grad))
+    for optim in ("adamw_torch_fused", "adamw_torch"):  # the second is clipped by torch
+        settings = {"max_steps": 3, "max_grad_norm": CLIP, "logging_steps": 1, "optim": optim}
+        runs.append(trained({"model": make_model(), "callbacks": [looks]}, **settings))
+    assert seen == [None] * 6
+    assert logged(runs[0], "grad_norm") == pytest.approx(logged(runs[1], "grad_norm"), rel=1e-5)
+    torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))

@@ -489,7 +489,9 @@ def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(uses, 
 def test_only_the_first_batch_of_a_silent_subclass_is_watched():
     loss, items = loss_with("compute_loss"), torch.tensor(8)
     assert loss.items_for_compute_loss(None) is None
-    assert type(loss.items_for_compute_loss(items)) is not torch.Tensor
+    for _ in range(2):  # memory may have run out the first time
+        assert type(loss.items_for_compute_loss(items)) is not torch.Tensor
+    loss.scaled(OUTPUTS["loss"], items)
     assert loss.items_for_compute_loss(items) is items
     assert type(loss_with("compute_loss").items_for_compute_loss(8)) is not int
     compiled = loss_with("compute_loss", model_wrapped=Compiled(nn.Linear(1, 1)))

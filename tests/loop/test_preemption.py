@@ -11,8 +11,10 @@ import pytest
 import torch
 from transformers import TrainerCallback, default_data_collator
 
+from mps_trainer import Trainer
 from mps_trainer.checkpoints import schema
 from mps_trainer.checkpoints.folders import find_checkpoints
+from mps_trainer.checkpoints.loading import read_position
 from mps_trainer.checkpoints.manifest import STATE
 from mps_trainer.loop.preemption import PreemptionHandler
 from mps_trainer.loop.run import TrainingRun
@@ -112,6 +114,25 @@ def test_an_evaluation_is_left_and_not_waited_for(make_trainer, capfd, on_start)
     assert logged(trainer, "eval_loss") == []
     assert len(find_checkpoints(trainer.args.output_dir)) == (0 if on_start else 1)
     assert ("with nothing new to save" in capfd.readouterr().err) is on_start
+
+
+def test_a_signal_after_an_evaluation_that_failed_saves_what_is_then(make_trainer, trained):
+    class Lenient(Trainer):
+        def _maybe_log_save_evaluate(self, *given, **named):
+            try:
+                super()._maybe_log_save_evaluate(*given, **named)
+            except ZeroDivisionError:
+                self.control.should_evaluate = False
+
+    def fail(state, **_):
+        if state.global_step == 2:
+            raise ZeroDivisionError
+
+    trainer = make_trainer({"kind": Lenient, "callbacks": [callback(on_prediction_step=fail)]}, **SETTINGS)
+    trainer.add_callback(SignalAt("on_step_end", 3))
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert read_position(os.path.join(trainer.args.output_dir, "checkpoint-3"))["batches"] == 3
 
 
 def test_an_interrupt_is_one_with_the_way_on_also_of_a_run_that_saves_nothing_else(make_trainer):

@@ -107,8 +107,12 @@ def test_a_stream_goes_on_where_its_checkpoint_says(make_trainer):
         for accumulation in (1, 3)
     )
     saved = {**other.state_dict(), "epoch": 2, "batches": 6}
-    for has_ended, place in ((False, (2, 2)), (True, (3, 0))):  # two updates, of one batch each in this run
-        state.load_state_dict({**saved, "epoch_has_ended": has_ended})
+    for has_ended, of_loader, place in (
+        (False, {}, (2, 2)),  # two updates, of one batch each in this run
+        (True, {"loader_has_ended": False}, (2, 2)),  # by max_steps
+        (True, {"loader_has_ended": True}, (3, 0)),
+    ):
+        state.load_state_dict({**saved, "epoch_has_ended": has_ended, **of_loader})
         assert (state.epoch, state.batches) == place
     state.load_state_dict({})  # transformers saves none
     assert state.epoch_has_ended
@@ -133,6 +137,21 @@ def test_norm_and_rate_of_an_override_are_saved_as_plain_numbers_and_loaded(make
 def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(assert_resumes, strategy, stop):
     settings = {"max_steps": 7, "save_strategy": strategy, "save_steps": 1, "per_device_train_batch_size": 4}
     assert_resumes(stop, lambda: {"train_dataset": Stream(examples(20))}, **settings)  # an epoch has 5
+
+
+def test_a_stream_goes_on_if_a_finished_run_gets_more_steps(trained):
+    seen = []
+
+    class Seeing(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            seen.append(inputs["x"].sum().item())
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    given = {"kind": Seeing, "train_dataset": Stream(examples(20))}
+    for steps in (3, 7):  # an epoch has 5
+        trained(given, resume=steps > 3, max_steps=steps, save_strategy="epoch", per_device_train_batch_size=4)
+    assert seen[:5] != seen[2:7]
+    assert seen[5:] == seen[:2]
 
 
 def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_is_told(trained):
