@@ -426,7 +426,7 @@ class Trainer:
             model.train()
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
-        given_items = self._mt_loss.items_for_compute_loss(num_items_in_batch)
+        given_items = self._mt_loss.begin_batch(num_items_in_batch)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=given_items)
         every = self.args.torch_empty_cache_steps
@@ -480,7 +480,7 @@ class Trainer:
         AdamW's step does it if no code reads the gradients in between; then they are only measured here.
         """
         if self._mt_run is not None and model is self._mt_run.model:
-            norm = self._mt_run.gradients.clip_in_step(self.args.max_grad_norm)
+            norm = self._mt_run.gradients.leave_clipping_to_step(self.args.max_grad_norm)
             if norm is not None:
                 return norm
         self._mt_precision.unscale(self.optimizer)

@@ -211,7 +211,8 @@ class Checkpoints:
         Returns:
             In the first of the processes that write, what `_note_result` takes; None in the others.
         """
-        processes = Processes() if writer.write_shards is None else self._trainer._mt_processes
+        alone = Processes()  # a thread may not exchange anything with the other processes
+        processes = alone if writer.write_shards is None else self._trainer._mt_processes
         unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
         def begin() -> None:

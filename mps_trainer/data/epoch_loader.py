@@ -63,7 +63,10 @@ class EpochLoader(DataLoader):
         set_epoch(epoch, batch_sampler, sampler, self.dataset)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Returns the batches on the Trainer's device, as Accelerate's loaders do: code of users relies on it."""
+        """Returns the batches on the Trainer's device, as Accelerate's loaders do: code of users relies on it.
+
+        The training loop takes them from `epoch_batches` instead, in the host's memory.
+        """
         batches = PrefetchIterator(self)
         return batches if self.transfer is None else map(self.transfer, batches)
 

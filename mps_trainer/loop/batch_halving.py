@@ -136,7 +136,7 @@ class MicrobatchSplitter:
         """Returns the divisors for the losses of the microbatches of a batch whose loss has `divisor`."""
         if divisor is None:
             return [None] * len(microbatches)
-        counts = [count or 0 for count in self.trainer._mt_loss.counts(microbatches)]
+        counts = [count or 0 for count in self.trainer._mt_loss.items_of_each(microbatches)]
         if not sum(counts):
             counts = [_size(each) or 1 for each in microbatches]
         total = sum(counts)

@@ -44,8 +44,10 @@ class BatchSource:
     def load(self, folder: str) -> None:
         """Reads the states of a checkpoint. The generators are set by `start_epoch` and `restore_rng`."""
         processes = self._trainer._mt_processes
-        self._folder, self._pending = folder, read_rng(folder, processes.rank, processes.size)
-        self._load_loading(self._pending)
+        states = read_rng(folder, processes.rank, processes.size)
+        self._restart_pass(states)
+        drawn = None if states is None else {name: states[name] for name in states if name not in OF_LOADING}
+        self._folder, self._pending = folder, drawn
 
     def restore_rng(self) -> None:
         """Sets the generators to where they were at the checkpoint, once.
@@ -133,15 +135,13 @@ class BatchSource:
 
     def snapshot(self, with_loading: bool) -> dict[str, Any]:
         """Returns the states before the next draw; `with_loading` also those that loading drew from."""
-        drawn = rng_state() if self._pending is None else {**self._pending}
-        for name in OF_LOADING:
-            drawn.pop(name, None)
+        drawn = rng_state() if self._pending is None else self._pending
         return {**drawn, **self._loading_state()} if with_loading else drawn
 
     def load_snapshot(self, saved: dict[str, Any], with_loading: bool) -> None:
         """Sets the generators. `with_loading` ends the pass over the loader, which then starts from `saved` again."""
         if with_loading:
-            self._load_loading(saved)
+            self._restart_pass(saved)
         set_rng(saved)
 
     def _loading_state(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class BatchSource:
             kept[BEFORE_WAITING] = self._batches.before_waiting
         return kept
 
-    def _load_loading(self, saved: dict[str, Any] | None) -> None:
+    def _restart_pass(self, saved: dict[str, Any] | None) -> None:
         """Ends the pass; the next starts from `saved`. Batches that were loaded ahead are dropped."""
         self.close()
         self._batches = None

@@ -37,7 +37,7 @@ class Gradients:
         is_known = optimized <= set(map(id, self.parameters))
         self._may_clip = self._allowed and type(optimizer) is AdamW and is_known
 
-    def clip_in_step(self, max_norm: float) -> torch.Tensor | None:
+    def leave_clipping_to_step(self, max_norm: float) -> torch.Tensor | None:
         """Returns the norm of the gradients and clips them in the next step; None if the optimizer cannot clip.
 
         It does not where code would see gradients that are not clipped yet: a callback around the step, a hook of the

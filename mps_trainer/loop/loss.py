@@ -7,9 +7,10 @@ ignore it, and their loss stays the mean of one batch.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, SupportsFloat
 
@@ -145,8 +146,8 @@ class LossRule(NamedTuple):
 class UpdateLoss:
     """Makes the losses of the batches of an update add up to the mean over all their items.
 
-    An update calls `start_update`, `items` and `divisors`. Each of its batches then calls `items_for_compute_loss`,
-    in compute_loss `forward` and `loss_of`, and at its end `scaled`.
+    An update calls `loading_update`, in it `items`, and then `divisors`. Each of its batches calls `begin_batch`, in
+    compute_loss `forward` and `loss_of`, and at its end `scaled`.
 
     Attributes:
         divisor: the divisor for the loss of the batch whose step comes next.
@@ -174,9 +175,14 @@ class UpdateLoss:
         self._loader, self._start = loader, 0
         self._all_ignore_items = False
 
-    def start_update(self, start: int) -> None:
-        """Begins the update after the first `start` batches of the epoch."""
-        self._start = start
+    @contextlib.contextmanager
+    def loading_update(self, start: int) -> Iterator[None]:
+        """Begins the update after the first `start` batches of the epoch, which are loaded and counted inside."""
+        self._start, self.counts_together = start, True
+        try:
+            yield
+        finally:
+            self.counts_together = False
 
     def rule(self, computed_by: str) -> LossRule:
         """Returns the rule for a loss that a kind of code computes.
@@ -230,7 +236,7 @@ class UpdateLoss:
         self._all_ignore_items = not used
         return None if unknown else torch.tensor(int(total))
 
-    def counts(self, batches: list[Any]) -> list[int | None]:
+    def items_of_each(self, batches: list[Any]) -> list[int | None]:
         """Returns the number of items in each of `batches`, None where it is unknown."""
         model = base_model(self.trainer.model)
         # transformers gives a class whose name has no loss of its own, such as GPT2LMHeadModel, the causal one, but
@@ -247,9 +253,9 @@ class UpdateLoss:
         """
         processes = self.trainer._mt_processes
         if not processes.is_distributed:
-            return divisors_of(self.counts(batches)) if len(batches) > 1 else [1.0]
+            return divisors_of(self.items_of_each(batches)) if len(batches) > 1 else [1.0]
         padding = self.padding(len(batches))
-        counts = [0 if i in padding else count for i, count in enumerate(self.counts(batches))]
+        counts = [0 if i in padding else count for i, count in enumerate(self.items_of_each(batches))]
         if not self.trainer.args.average_tokens_across_devices:
             return divisors_of(counts)
         items, with_loss = sum(count or 0 for count in counts), len(counts) - len(padding)
@@ -271,7 +277,7 @@ class UpdateLoss:
 
     # The loss of a batch
 
-    def items_for_compute_loss(self, num_items: Any) -> Any:
+    def begin_batch(self, num_items: Any) -> Any:
         """Begins a batch, and returns `num_items` for compute_loss.
 
         The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from transformers.trainer_pt_utils import find_batch_size
 
 from ..callbacks.events import Events
 from ..data.faults import naming, rows_of_batches
-from ..data.plan import StepPlan
 from ..distributed.sharded import local
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
@@ -23,60 +21,44 @@ from .surface import TrainerSurface
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class BatchOrigin:
-    """The batches of a step: `count` batches of an epoch from the batch `first` on, both counted from 0.
-
-    `rows` are the indices of the examples in the training dataset, None where they cannot be told.
-    """
-
-    epoch: int
-    first: int
-    count: int
-    rows: list[int] | None
-
-    def __str__(self) -> str:
-        if self.rows is not None:
-            return f"{naming(self.rows)} of the training dataset"
-        which = f"batch {self.first}" if self.count == 1 else f"batches {self.first} to {self.first + self.count - 1}"
-        return f"{which} of epoch {self.epoch}, counted from 0"
+_RECORDED = 2**14  # updates; a loss is read at the next log
 
 
 class BatchHistory:
-    """Records the start of each epoch and of each other accumulation, to find the batches of any step.
+    """Records the batches of each update, and names the rows of the training dataset in them.
 
     Args:
         is_plain: whether the batches of an update are taken from the loader one after the other. Where a subclass
             takes them its own way, the rows cannot be told.
     """
 
-    def __init__(self, loader: Any, plan: StepPlan, is_plain: bool) -> None:
-        self.loader, self.plan, self.is_plain = loader, plan, is_plain
-        self.accumulation = plan.accumulation
-        self._starts: list[tuple[int, int, int, int]] = []
+    def __init__(self, loader: Any, is_plain: bool) -> None:
+        self.loader, self.is_plain = loader, is_plain
+        self._updates: dict[int, tuple[int, int, int]] = {}  # by step: the epoch, its first batch, and how many
 
-    def start(self, epoch: int, step: int, done: int, accumulation: int | None = None) -> None:
-        """Records that the update after `step` begins with the batch `done` of `epoch`.
+    def record(self, step: int, epoch: int, first: int, count: int) -> None:
+        """Records that the update after `step` has `count` batches of `epoch`, from the batch `first` on."""
+        self._updates[step] = epoch, first, count
+        if len(self._updates) > _RECORDED:
+            del self._updates[next(iter(self._updates))]
 
-        Args:
-            accumulation: batches in this update and those that follow; None: as before.
-        """
-        self.accumulation = self.accumulation if accumulation is None else accumulation
-        self._starts.append((step, epoch, done, self.accumulation))
+    def rows(self, step: int) -> list[int] | None:
+        """Returns the rows of the update after `step`; None where they cannot be told."""
+        return rows_of_batches(self.loader, *self._updates[step]) if self.is_plain and step in self._updates else None
 
-    def origin(self, step: int) -> BatchOrigin:
-        """Returns the batches of the update after `step`."""
-        starts = [each for each in self._starts if each[0] <= step]
-        start, epoch, done, accumulation = starts[-1] if starts else (step, 0, 0, self.accumulation)
-        first = done + (step - start) * accumulation
-        count = self.plan.batches_in_update(first, accumulation)
-        rows = rows_of_batches(self.loader, epoch, first, count) if self.is_plain else None
-        return BatchOrigin(epoch, first, count, rows)
+    def describe(self, step: int) -> str:
+        """Returns the rows or batches of the update after `step` in words."""
+        if (rows := self.rows(step)) is not None:
+            return f"{naming(rows)} of the training dataset"
+        if step not in self._updates:
+            return "its batches are no longer known"
+        epoch, first, count = self._updates[step]
+        which = f"batch {first}" if count == 1 else f"batches {first} to {first + count - 1}"
+        return f"{which} of epoch {epoch}, counted from 0"
 
     def name_row(self, step: int, batches: list[Any], number: int, row: int) -> str:
         """Returns a description of a row of `batches[number]`, where `batches` make the update after `step`."""
-        sizes = [find_batch_size(batch) or 0 for batch in batches]
-        rows = self.origin(step).rows
+        sizes, rows = [find_batch_size(batch) or 0 for batch in batches], self.rows(step)
         if rows is None or len(rows) != sum(sizes):  # a collator may join examples
             return f"Row {row} of a batch in step {step + 1}"
         return f"Row {rows[sum(sizes[:number]) + row]} of the training dataset"
@@ -111,7 +93,7 @@ class NonFiniteReporter:
         if self.watch.scaled and found.what != "loss":
             was += f", in the last of {OVERFLOWS} steps in a row that the scaler of fp16 left out"
         at = "" if learning_rate is None else f"learning rate {learning_rate:g}, "
-        return f"{was} ({at}{self.history.origin(found.step)})."
+        return f"{was} ({at}{self.history.describe(found.step)})."
 
 
 class StopOnNan:
@@ -151,7 +133,7 @@ class StopOnNan:
         remedy = f"What to do: {self.reporter.remedy}, or look at those examples"
         then = "." if checkpoint is None else f"; then go on with resume_from_checkpoint={checkpoint!r}."
         message = f"The {happened} The weights were not updated. {saved} {remedy}{then}"
-        rows = self.reporter.history.origin(step).rows
+        rows = self.reporter.history.rows(step)
         return NonFiniteLossError(message, step + 1, rate, rows, checkpoint)
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:

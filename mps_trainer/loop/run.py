@@ -82,8 +82,7 @@ class TrainingRun:
         )
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
-        self.checkpoints = trainer._mt_checkpoints
-        self.checkpoints.find_stale(resume_from)
+        trainer._mt_checkpoints.find_stale(resume_from)
         if args.save_async and args.save_strategy != "no":
             overrides.allow("saving while training goes on", *WRITERS)
 
@@ -101,13 +100,13 @@ class TrainingRun:
         self.batch_source = BatchSource(trainer, self.loader)
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
-        self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.batch_source)
-        self.run_state.splits_batches, self.run_state.examples_at_a_time = splits_batches, examples_at_a_time
+        sizes = splits_batches, examples_at_a_time
+        self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.batch_source, *sizes)
         self.gradients = Gradients(trainer, self.model)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.run_state)
         in_order = overrides.allow("naming rows of the dataset in warnings", "get_batch_samples")
-        self.history = BatchHistory(self.loader, self.plan, in_order)
+        self.history = BatchHistory(self.loader, in_order)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
         self.splitter, self.stop_on_nan = None, None
@@ -141,8 +140,8 @@ class TrainingRun:
     def resume(self, folder: str) -> None:
         """Loads weights, optimizer, schedule, gradient scaler and position from a checkpoint.
 
-        `trainer.state` is restored before that, because it has the step. The random numbers are restored once the
-        loader stands where it stood (see `BatchSource`).
+        `init_state` has restored `trainer.state` before that, because it has the step. The random numbers are restored
+        once the loader stands where it stood (see `BatchSource`).
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
@@ -213,10 +212,10 @@ class TrainingRun:
                 self.log_evaluate_save()
         state, control = self.run_state, self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
-        at_epoch_end = not state.epoch_has_ended and state.batches == 0
-        if at_epoch_end or (was_postponed and control.should_training_stop and not state.epoch_has_ended):
+        epoch_end_is_due = not state.epoch_has_ended and state.batches == 0
+        if epoch_end_is_due or (was_postponed and control.should_training_stop and not state.epoch_has_ended):
             self.end_epoch()
-        return not ((at_epoch_end or was_postponed) and self.trainer.control.should_training_stop)
+        return not ((epoch_end_is_due or was_postponed) and self.trainer.control.should_training_stop)
 
     def end_epoch(self) -> None:
         self.batch_source.restore_rng()
@@ -228,13 +227,11 @@ class TrainingRun:
         """Yields the batches of the epoch after the first `done`, an update's at a time, with their items."""
         if self.args.ignore_data_skip:
             done = 0
-        self.history.start(epoch, self.trainer.state.global_step, done)
         batches: Iterator[Any] | None = None
         # a loader may give more batches than its length said when the run began, such as one of a dataset that grows
         last = self.plan.batches_per_epoch or sys.maxsize
         while self.trainer.state.global_step < self.plan.max_steps and done < last:
             self.run_state.update_start = done
-            self.trainer._mt_loss.start_update(done)
             if self.stop_on_nan is not None:
                 self.stop_on_nan.take_snapshot()
             if batches is None:
@@ -242,23 +239,20 @@ class TrainingRun:
                 batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             self.batch_source.record_before_batches(self.may_save() or stops)
-            accumulation = self.args.gradient_accumulation_steps * self.batches_in_one
-            if accumulation != self.history.accumulation:  # a callback has changed it, to warm up the batch size
-                self.history.start(epoch, self.trainer.state.global_step, done, accumulation)
+            accumulation = self.args.gradient_accumulation_steps * self.batches_in_one  # a callback may change it
             number = self.plan.batches_in_update(done, accumulation)
             try:
-                self.trainer._mt_loss.counts_together = True
-                group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
+                with self.trainer._mt_loss.loading_update(done):
+                    group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
             except RuntimeError:
                 if self.signals.signum is None:
                     raise
                 self.save_without_batch(done)  # the signal has ended a worker
-            finally:
-                self.trainer._mt_loss.counts_together = False
             self.batch_source.restore_rng()  # transformers sets the states of its checkpoints as late
             self.run_state.loader_has_ended = not group
             if not group:
                 break
+            self.history.record(self.trainer.state.global_step, epoch, done, len(group))
             done += len(group)
             self.run_state.epoch, self.run_state.batches = epoch, done
             self.trainer._mt_loss.accumulated = -(-len(group) // self.batches_in_one)
@@ -368,7 +362,7 @@ class TrainingRun:
 
     def log_evaluate_save(self) -> None:
         """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
-        self.checkpoints.poll()
+        self.trainer._mt_checkpoints.poll()
         self.signals.agree()
         if self.signals.signum is not None:
             self.preemption.save_and_end()
@@ -411,7 +405,7 @@ class TrainingRun:
 
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
-        self.checkpoints.save_again()
+        self.trainer._mt_checkpoints.save_again()
         processes = self.trainer._mt_processes
         processes.wait()  # the first one may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):
@@ -424,7 +418,7 @@ class TrainingRun:
         return output
 
     def metrics(self, num_train_samples: float, start_time: float) -> dict[str, float]:
-        """Returns speed, operations and mean loss of the steps since the run began or resumed.
+        """Returns the speed since the run began or resumed, and operations and mean loss of the whole run.
 
         Args:
             num_train_samples: the examples of all steps of the plan.

@@ -15,7 +15,7 @@ from .surface import TrainerSurface
 
 
 class RunState:
-    """Owns what changes from update to update: position, losses, what a signal postponed, random numbers.
+    """Owns the position and what a signal postponed; saves and restores losses and random numbers with them.
 
     `snapshot` and `restore` undo an update or an evaluation that did not end: a loss that is not finite, memory that
     ran out, a signal. `state_dict` and `load_state_dict` carry the run over to the process that resumes it.
@@ -39,12 +39,13 @@ class RunState:
         plan: StepPlan,
         meter: LossMeter,
         batch_source: BatchSource,
+        splits_batches: bool = False,
+        examples_at_a_time: int | None = None,
     ) -> None:
         self.trainer, self.model, self.plan = trainer, model, plan
         self.meter, self.batch_source = meter, batch_source
         self.update_start, self.loader_has_ended = 0, False
-        self.splits_batches = False
-        self.examples_at_a_time: int | None = None
+        self.splits_batches, self.examples_at_a_time = splits_batches, examples_at_a_time
         self.load_state_dict({})
 
     def state_dict(self) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class RecordedTrainer(Protocol):
     processing_class: Any
     state: TrainerState
     _mt_run: Any  # the run under way
+    _mt_checkpoints: Any  # its checkpoints
     _mt_supervised: Any  # the same as its supervisor knows it, None without one
 
 
@@ -93,7 +94,7 @@ class Recorder:
 
     def __init__(self, trainer: RecordedTrainer) -> None:
         args, state, run = trainer.args, trainer.state, trainer._mt_run
-        self._trainer, self.folder, self.ended, self.is_closed = trainer, run.checkpoints.run_dir, False, False
+        self._trainer, self.folder, self.ended, self.is_closed = trainer, trainer._mt_checkpoints.run_dir, False, False
         self._draws, self._has_facts, self._has_logged_path = not state.is_hyper_param_search, False, False
         self._begun = time.perf_counter()
         self._apart, self._looked, self._saved, self._page_due = _APART, 0.0, -_SAVED_APART, self._begun + _RELOAD

@@ -28,12 +28,12 @@ def trainer(make_trainer):
 
 @pytest.fixture
 def saver(trainer):
-    return trainer._mt_run.checkpoints
+    return trainer._mt_checkpoints
 
 
 def test_a_scaler_is_among_the_states_where_there_is_one(make_trainer):
     for settings, scalers in (({}, []), ({"fp16": True}, ["scaler.pt"])):
-        saver = TrainingRun(make_trainer(**settings)).checkpoints
+        saver = TrainingRun(make_trainer(**settings)).trainer._mt_checkpoints
         assert list(saver.states()) == ["optimizer.pt", "scheduler.pt", *scalers]
         assert list(saver.states("scaler.pt", "optimizer.pt")) == ["optimizer.pt", *scalers]
 

@@ -274,7 +274,7 @@ def padded(monkeypatch):
     def start(loss, count):
         share = SimpleNamespace(padding_batches=[4 + count - 1, 4 + count])
         loss.start_run(SimpleNamespace(share=share))
-        loss.start_update(4)
+        loss._start = 4
 
     return start
 
@@ -387,7 +387,7 @@ OUTPUTS, LABELS = {"loss": torch.tensor(6.0)}, torch.tensor([1])
 def scaled(loss, labels=None, given=8, items=8):
     """Returns a loss of 6 in an update with a divisor of 2, where compute_loss is given `given` of `items`."""
     loss.divisor = 2
-    loss.items_for_compute_loss(8)
+    loss.begin_batch(8)
     return loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, labels, given), items)
 
 
@@ -442,7 +442,7 @@ def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(accepte
     loss.accumulated, loss.model_uses_items = 2, False
     assert loss.may_use_items is accepted  # else a loss that divides by them would be divided twice
     scaled(loss)  # this is the batch before
-    loss.items_for_compute_loss(8)
+    loss.begin_batch(8)
     assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
     assert loss.scaled(OUTPUTS["loss"], None) == 3
 
@@ -482,27 +482,27 @@ def test_a_function_may_be_declared_to_return_the_mean_in_several_processes(decl
 @pytest.mark.parametrize("uses", [True, False])
 def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(uses, settings):
     loss = loss_with("compute_loss", processes=TWO, **settings)
-    items = loss.items_for_compute_loss(torch.tensor(8))
+    items = loss.begin_batch(torch.tensor(8))
     assert loss.scaled(OUTPUTS["loss"] * (torch.div(items, other=8) if uses else 1), 8) == 6
 
 
 def test_only_the_first_batch_of_a_silent_subclass_is_watched():
     loss, items = loss_with("compute_loss"), torch.tensor(8)
-    assert loss.items_for_compute_loss(None) is None
+    assert loss.begin_batch(None) is None
     for _ in range(2):  # memory may have run out the first time
-        assert type(loss.items_for_compute_loss(items)) is not torch.Tensor
+        assert type(loss.begin_batch(items)) is not torch.Tensor
     loss.scaled(OUTPUTS["loss"], items)
-    assert loss.items_for_compute_loss(items) is items
-    assert type(loss_with("compute_loss").items_for_compute_loss(8)) is not int
+    assert loss.begin_batch(items) is items
+    assert type(loss_with("compute_loss").begin_batch(8)) is not int
     compiled = loss_with("compute_loss", model_wrapped=Compiled(nn.Linear(1, 1)))
-    assert compiled.items_for_compute_loss(items) is items  # traced code would not tell
+    assert compiled.begin_batch(items) is items  # traced code would not tell
     silent = loss_with("compute_loss")
     silent.stop_watching()
-    assert silent.items_for_compute_loss(items) is items
+    assert silent.begin_batch(items) is items
     assert silent.model_uses_items
-    assert loss_with().items_for_compute_loss(items) is items
+    assert loss_with().begin_batch(items) is items
     for settings in ({"loss_is_scaled_for_ga": True}, {"model_accepts_loss_kwargs": False}):
-        assert loss_with("compute_loss", **settings).items_for_compute_loss(items) is items
+        assert loss_with("compute_loss", **settings).begin_batch(items) is items
 
 
 def test_items_of_an_update_leave_out_those_of_another_process(make_trainer, monkeypatch, padded):

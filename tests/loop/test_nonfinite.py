@@ -105,7 +105,7 @@ class TestTelling:
             def training_step(self, model, inputs, num_items_in_batch=None):
                 step = self.state.global_step
                 seen.setdefault(step, []).extend(map(int, inputs["x"][:, 0]))
-                told[step] = self._mt_run.history.origin(step).rows
+                told[step] = self._mt_run.history.rows(step)
                 return super().training_step(model, inputs, num_items_in_batch)
 
         rows = [{"x": torch.full((4,), float(i)), "labels": 0} for i in range(40)]
