@@ -4,6 +4,9 @@ tests/libraries has those that need TRL and sentence-transformers.
 """
 
 import re
+import runpy
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -17,11 +20,26 @@ from .conftest import EMBEDDED
 pytestmark = pytest.mark.integration  # whole scripts
 
 
-def train(name, folder, *words):
-    """Runs examples/<name>/train.py on the CPU in `folder`, which has the folder `model`."""
-    script = ROOT / "examples" / name / "train.py"
-    given = ["--model_name_or_path", "model", "--use_cpu", "--output_dir", "out", "--seed", 1]
-    return run_python(script, *given, *words, cwd=folder, HF_HOME=str(folder / "home"))
+GIVEN = ["--model_name_or_path", "model", "--use_cpu", "--output_dir", "out", "--seed", "1"]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capfd):
+    """Runs examples/<name>/train.py on the CPU in a folder, which has the folder `model`, in this process."""
+
+    def run(name, *words):
+        script = str(ROOT / "examples" / name / "train.py")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [script, *GIVEN, *words])
+        capfd.readouterr()
+        status = 0
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+        return subprocess.CompletedProcess(script, status, *capfd.readouterr())
+
+    return run
 
 
 def accuracy(done):
@@ -42,9 +60,11 @@ def texts(tmp_path):
     return tmp_path
 
 
-def test_texts_of_a_table_are_learned_and_a_second_run_resumes(texts):
-    command = ("text-classification", texts, "--dataset_name", "data.csv", "--learning_rate", "1e-2")
-    assert accuracy(train(*command, "--max_steps", "40")) == 1.0
+def test_texts_of_a_table_are_learned_and_a_second_run_resumes(train, texts):
+    command = ("text-classification", "--dataset_name", "data.csv", "--learning_rate", "1e-2")
+    script = ROOT / "examples" / "text-classification" / "train.py"
+    first = run_python(script, *GIVEN, *command[1:], "--max_steps", "40", cwd=texts, HF_HOME=str(texts / "home"))
+    assert accuracy(first) == 1.0
     assert '"1": "water"' in (texts / "out" / "config.json").read_text()
     again = train(*command, "--max_steps", "44")
     assert "Resuming from the newest checkpoint in out" in again.stdout
@@ -52,10 +72,10 @@ def test_texts_of_a_table_are_learned_and_a_second_run_resumes(texts):
     assert (texts / "out" / "checkpoint-44").is_dir()
 
 
-def test_a_head_for_other_labels_is_replaced_and_a_text_may_be_empty(texts):
+def test_a_head_for_other_labels_is_replaced_and_a_text_may_be_empty(train, texts):
     tiny("BertForSequenceClassification", vocab_size=296, num_labels=3).save_pretrained(texts / "model")
     (texts / "data.csv").write_text("text,label\n" + "the boat,water\n,land\n" * 8)
-    assert accuracy(train("text-classification", texts, "--dataset_name", "data.csv", "--max_steps", "1")) >= 0
+    assert accuracy(train("text-classification", "--dataset_name", "data.csv", "--max_steps", "1")) >= 0
 
 
 @pytest.mark.parametrize(
@@ -66,9 +86,9 @@ def test_a_head_for_other_labels_is_replaced_and_a_text_may_be_empty(texts):
         (["--dataset_name", "scores.csv"], "The labels are scores"),
     ],
 )
-def test_wrong_input_is_one_line(texts, words, says):
+def test_wrong_input_is_one_line(train, texts, words, says):
     (texts / "scores.csv").write_text("text,label\n" + "a boat,1.5\na house,2.5\n" * 2)
-    done = train("text-classification", texts, *words)
+    done = train("text-classification", *words)
     assert done.returncode == 2
     (line,) = (line for line in done.stderr.splitlines() if "error: " in line)
     assert line.startswith("train.py: error: ")
@@ -76,7 +96,7 @@ def test_wrong_input_is_one_line(texts, words, says):
     assert "Traceback" not in done.stderr
 
 
-def test_images_in_folders_are_learned(tmp_path):
+def test_images_in_folders_are_learned(train, tmp_path):
     for name, colour in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
         (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(20):
@@ -86,5 +106,5 @@ def test_images_in_folders_are_learned(tmp_path):
     model.save_pretrained(tmp_path / "model")
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "model")
     words = ("--dataset_name", "images", "--max_steps", "30", "--learning_rate", "1e-2")
-    assert accuracy(train("image-classification", tmp_path, *words)) == 1.0
+    assert accuracy(train("image-classification", *words)) == 1.0
     assert '"0": "blue"' in (tmp_path / "out" / "config.json").read_text()
