@@ -129,9 +129,9 @@ def mean_loss(losses: Any, finite_only: bool) -> float | None:
 
 
 def _without_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor that is a view, so that the whole batch does not stay in memory."""
-    is_view = tensor.device.type != "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
-    return tensor.clone() if is_view else tensor
+    """Copies a view, which keeps the whole batch in memory, and what a worker sent, which keeps a file open."""
+    is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.clone() if is_view or (tensor.device.type == "cpu" and tensor.is_shared()) else tensor
 
 
 def _joined(batches: list[Any]) -> Any:

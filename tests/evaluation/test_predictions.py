@@ -76,6 +76,14 @@ def test_outputs_that_are_no_tensors_are_refused_by_their_type():
         collected([(torch.ones(2), "text")] * 2)
 
 
+def test_outputs_are_kept_without_the_rest_of_their_batch_and_the_files_of_workers():
+    whole, shared, kept = torch.ones(8, 100), torch.ones(8).share_memory_(), empty()
+    kept.add(None, 8, whole[:, 0], shared, None)
+    _, predictions, labels, _ = kept.arrays()
+    assert not np.shares_memory(predictions, whole.numpy())
+    assert not np.shares_memory(labels, shared.numpy())
+
+
 def test_batches_are_copied_to_the_host_once(mps):
     widths = (4, 4, 6, 4)
     batches = [(torch.ones(3, width, device="mps"), torch.ones(3, device="mps")) for width in widths]
