@@ -38,8 +38,10 @@ def record_if_best(
     """Returns True if an evaluation is the best so far, and records its metric and step in `state` if it is."""
     if args.metric_for_best_model is None:
         return False
-    value, best = watched_metric(args, metrics, as_number), state.best_metric
-    is_best = best is None or math.isnan(best) or (value > best if args.greater_is_better else value < best)
+    value = watched_metric(args, metrics, as_number)
+    if state.best_metric is None or math.isnan(state.best_metric):  # no number is better than nan
+        state.best_metric = -math.inf if args.greater_is_better else math.inf
+    is_best = value > state.best_metric if args.greater_is_better else value < state.best_metric
     if is_best:
         state.best_metric = value
         if args.save_strategy != "no":

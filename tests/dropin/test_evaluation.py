@@ -94,6 +94,21 @@ def test_compute_metrics_set_with_the_loader_is_used(assert_same_runs):
     assert "eval_short_accuracy" in assert_same_runs(run)
 
 
+@pytest.mark.parametrize("scores", [[np.nan, 0.1, 0.2], [np.nan] * 3], ids=str)
+def test_early_stopping_counts_from_a_first_metric_of_nan_as_transformers_does(assert_same_runs, scores):
+    def run(library):
+        left = iter(scores)
+        settings = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "score"}
+        settings |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+        stopping = transformers.EarlyStoppingCallback()
+        trainer = library.trained(compute_metrics=lambda _: {"score": next(left)}, callbacks=[stopping], **settings)
+        state = trainer.state
+        best = state.best_model_checkpoint and state.best_model_checkpoint.rpartition("/")[2]
+        return state.global_step, state.best_metric, best
+
+    assert_same_runs(run)
+
+
 @pytest.mark.parametrize("ignored", [None, ["extra"], ["extra", "hidden"]])
 def test_ignored_outputs_are_left_out_of_predictions(assert_same_runs, ignored):
     class Many(nn.Module):
