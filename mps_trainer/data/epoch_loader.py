@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, _DatasetKind
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    _DatasetKind,
+)
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
@@ -222,8 +230,9 @@ def prepare_loader(
     """Wraps a `DataLoader` in an `EpochLoader`, like Accelerate's prepare(). Other loaders are returned unchanged.
 
     With `use_seedable_sampler`, or several processes, whose global generators need not agree, a `RandomSampler` draws
-    each epoch from `data_seed` + epoch. `dispatch_batches` and `even_batches` change nothing: each process loads its
-    own batches, and no example is repeated to make them even.
+    each epoch from `data_seed` + epoch, and with several processes also torch's other random samplers. Neither
+    `dispatch_batches` nor `even_batches` changes anything: each process loads its own batches, and no example is
+    repeated to make them even.
 
     Args:
         whole, even: how the batches are divided, see `DistributedBatchSampler`; `whole` is `split_batches` by default.
@@ -238,11 +247,14 @@ def prepare_loader(
     if loader.num_workers:
         persists = loader.persistent_workers
         changed["worker_init_fn"] = WorkerInit(loader.worker_init_fn, args.seed if persists else None, processes.rank)
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    if (config.use_seedable_sampler or processes.is_distributed) and isinstance(sampler, RandomSampler):
-        plain = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
+    sampler: Any = getattr(loader.batch_sampler, "sampler", None)
+    is_plain = isinstance(sampler, RandomSampler) and (config.use_seedable_sampler or processes.is_distributed)
+    is_other = isinstance(sampler, (SubsetRandomSampler, WeightedRandomSampler)) and processes.is_distributed
+    if is_plain:
+        sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
+    if is_plain or (is_other and sampler.generator is None):
         seed = torch.initial_seed() if args.data_seed is None else args.data_seed
-        loader.batch_sampler.sampler = SeededSampler(plain, seed)  # type: ignore[union-attr]  # in place, as Accelerate
+        loader.batch_sampler.sampler = SeededSampler(sampler, seed)  # type: ignore[union-attr]  # in place, as Accelerate
     prepared = _remade(loader, **changed)
     if processes.is_distributed:
         prepared = _distributed(prepared, processes, config.split_batches if whole is None else whole, even)

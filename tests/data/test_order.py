@@ -1,8 +1,9 @@
 """Tests the order of an epoch, its rest after a resume, and the share of it that each process gets."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.data.faults import rows_of_batches
@@ -75,15 +76,20 @@ def test_the_shares_of_a_stream_have_all_its_examples(count, size, batch_size, e
         assert len(seen) == kept
 
 
+def weighted(data):
+    return WeightedRandomSampler([1.0] * len(data), len(data), replacement=False)
+
+
 def of_two(loader, rank: int, **settings):
     return prepare_loader(loader, TrainingArguments(use_cpu=True, **settings), Processes(rank, 2))
 
 
-def test_processes_draw_one_order_and_name_the_rows_of_their_own_batches():
+@pytest.mark.parametrize("make", [RandomSampler, SubsetRandomSampler, weighted])
+def test_processes_draw_one_order_and_name_the_rows_of_their_own_batches(make):
     data, seen = list(range(23)), []
     settings = {"accelerator_config": {"use_seedable_sampler": False}, "data_seed": 5}
     for rank in (0, 1):
-        loader = of_two(DataLoader(data, batch_size=3, sampler=RandomSampler(data)), rank, **settings)
+        loader = of_two(DataLoader(data, batch_size=3, sampler=make(data)), rank, **settings)
         assert of_two(loader, rank) is loader
         assert loader.total_batch_size == 6
         batches = [batch.tolist() for batch in loader]
