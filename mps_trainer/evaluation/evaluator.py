@@ -222,6 +222,7 @@ def evaluate_dataset(
         set_rng(before)
         loader = make_loader()
     start_time += output.metrics.get(f"{prefix}_model_preparation_time", 0.0)
-    samples, steps = output.num_samples, math.ceil(output.num_samples / args.eval_batch_size)
+    samples = output.num_samples
+    steps = math.ceil(samples / (args.eval_batch_size * args.world_size))
     output.metrics.update(speed_metrics(prefix, start_time, num_samples=samples, num_steps=steps))
     return output

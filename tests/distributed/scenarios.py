@@ -319,6 +319,13 @@ def evaluation_of_a_stream(folder: str) -> dict[str, Any]:
 
 
 @scenario
+def steps_of_an_evaluation(folder: str) -> dict[str, Any]:
+    args = arguments(folder, per_device_eval_batch_size=TOGETHER // processes())
+    metrics = Trainer(classifier(), args).evaluate(examples(20, seed=1))
+    return {"steps": round(metrics["eval_steps_per_second"] * metrics["eval_runtime"])}
+
+
+@scenario
 def metrics_batch_by_batch(folder: str) -> dict[str, Any]:
     seen: list[Any] = []
 

@@ -17,7 +17,7 @@ def test_two_processes_train_as_one(made_by, alone, name):
     assert_trained_alike(alone(name), made_by(2)(name))
 
 
-@pytest.mark.parametrize("name", [*EVALUATIONS, "evaluation_of_seven_full_batches"])
+@pytest.mark.parametrize("name", [*EVALUATIONS, "evaluation_of_seven_full_batches", "steps_of_an_evaluation"])
 def test_every_way_to_evaluate_gives_what_one_process_gives_to_the_last_digit(made_by, alone, name):
     assert_evaluated_alike(made_by(2)(name), alone(name))
 
