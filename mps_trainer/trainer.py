@@ -52,7 +52,7 @@ from .distributed import Processes, absent_named, leave, sharded
 from .distributed.ddp import inside
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
-from .evaluation.evaluator import evaluate_dataset, run_evaluation
+from .evaluation.evaluator import evaluate_dataset, evaluate_each, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
 from .guards.memory import free_deleted, make_guard, release_buffers
@@ -768,11 +768,8 @@ class Trainer:
             ignore_keys: keys of the model's outputs to leave out of the predictions.
             metric_key_prefix: what the names of the metrics begin with.
         """
-        datasets = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(datasets, dict):
-            given = {name: name for name in datasets} if eval_dataset is None else datasets
-            each = [self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}") for name, part in given.items()]
-            return {name: value for metrics in each for name, value in metrics.items()}
+        if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
+            return evaluate_each(self, eval_dataset, metric_key_prefix, ignore_keys=ignore_keys)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = evaluate_dataset(

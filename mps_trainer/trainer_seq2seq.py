@@ -9,6 +9,7 @@ from torch import nn
 from transformers.trainer_utils import PredictionOutput
 
 from .evaluation import generation
+from .evaluation.evaluator import evaluate_each
 from .loop.loss import loss_in_outputs
 from .trainer import Trainer
 
@@ -39,6 +40,8 @@ class Seq2SeqTrainer(Trainer):
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         """Evaluates like `Trainer.evaluate`. `gen_kwargs` go to generate() and override the arguments."""
+        if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
+            return evaluate_each(self, eval_dataset, metric_key_prefix, ignore_keys=ignore_keys, **gen_kwargs)
         self._gen_kwargs = generation.with_defaults(gen_kwargs, self.args)
         return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 

@@ -46,6 +46,7 @@ class EvaluatedTrainer(Protocol):
     args: TrainingArguments
     model: Any
     model_wrapped: nn.Module
+    eval_dataset: Any
     optimizer: Any
     callback_handler: Any
     compute_metrics: Any
@@ -62,6 +63,8 @@ class EvaluatedTrainer(Protocol):
 
     @property
     def _mt_events(self) -> Events: ...
+    @property
+    def evaluate(self) -> Callable[..., dict[str, float]]: ...
     @property
     def evaluation_loop(self) -> Callable[..., EvalLoopOutput]: ...
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any: ...
@@ -179,6 +182,22 @@ def _model_in_eval_mode(trainer: EvaluatedTrainer) -> nn.Module:
         model.eval()
     set_mode(trainer.optimizer, training=False)
     return model
+
+
+def evaluate_each(
+    trainer: EvaluatedTrainer, given: dict[str, Any] | None, prefix: str, **settings: Any
+) -> dict[str, float]:
+    """Returns the metrics of all datasets of a dictionary, under names that begin with those of the datasets.
+
+    Args:
+        given: the dictionary; None for the Trainer's.
+        settings: of `evaluate`, for each dataset.
+    """
+    datasets = {name: name for name in trainer.eval_dataset} if given is None else given
+    found: dict[str, float] = {}
+    for name, dataset in datasets.items():
+        found |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=f"{prefix}_{name}", **settings)
+    return found
 
 
 def evaluate_dataset(

@@ -81,6 +81,17 @@ def test_datasets_in_a_dictionary_have_prefixes_of_transformers(assert_same_runs
     assert_same_runs(run)
 
 
+def test_datasets_in_a_dictionary_reach_an_override_of_evaluate_by_keyword(assert_same_runs):
+    def run(library):
+        class Named(library.module.Trainer):
+            def evaluate(self, *, eval_dataset=None, metric_key_prefix="eval", ignore_keys=None):
+                return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+        return library.trainer(eval_dataset={"a": sentences(3)}, kind=Named).evaluate()
+
+    assert "eval_a_loss" in assert_same_runs(run)
+
+
 def test_compute_metrics_set_with_the_loader_is_used(assert_same_runs):
     def run(library):
         class Choosing(library.module.Trainer):

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, HfArgumentParser
 import mps_trainer
 from mps_trainer import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from tests.conftest import refusal
+from tests.dropin.conftest import Library
 from tests.tiny import tiny
 
 SPECIAL = {"vocab_size": 40, "eos_token_id": 1}
@@ -85,6 +86,12 @@ def test_generation_kwargs_of_one_evaluation_are_used(assert_same_runs, model, g
         return trainer.evaluate(**given), trainer.predict(pairs(5, labels=False), **given).predictions
 
     assert_same_runs(run)
+
+
+def test_generation_kwargs_reach_each_dataset_of_a_dictionary(tmp_path):
+    """transformers drops them."""
+    trainer = seq2seq(Library(mps_trainer, tmp_path), eval_dataset={"a": pairs(5)}, compute_metrics=sizes)
+    assert trainer.evaluate(max_length=25)["eval_a_width"] == 25
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "path"])
