@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
-from transformers.trainer_utils import RemoveColumnsCollator, seed_worker
+from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker
 
 from ..errors import MisconfigurationException
 from .buckets import BucketBatchSampler, LengthBuckets
@@ -42,7 +42,7 @@ def make_dataloader(
         processing_class: defines the padding for length buckets.
 
     Raises:
-        MisconfigurationException: for a `datasets.DatasetDict`.
+        MisconfigurationException: for a `datasets.DatasetDict`, and for what is neither a dataset nor a stream.
     """
     datasets = sys.modules.get("datasets")  # without it loaded there is no DatasetDict
     if datasets is not None and isinstance(dataset, (datasets.DatasetDict, datasets.IterableDatasetDict)):
@@ -60,6 +60,12 @@ def make_dataloader(
     sampler: Sampler | None = None
     if sampler_fn is not None:
         sampler = sampler_fn(dataset) if inspect.signature(sampler_fn).parameters else sampler_fn()
+    if not hasattr(dataset, "__getitem__") or (sampler is None and not has_length(dataset)):
+        raise MisconfigurationException(
+            f"The {'training' if is_training else 'evaluation'} data is of type {type(dataset).__name__}, and the "
+            "Trainer needs rows that have numbers, such as a list or a class with __getitem__ and __len__, or a "
+            "torch.utils.data.IterableDataset. list(...) makes a list of a generator."
+        )
     if isinstance(sampler, BucketBatchSampler) or type(sampler).__name__ == "BatchRebalanceSampler":
         del settings["batch_size"]
         settings["batch_sampler"] = sampler
@@ -104,9 +110,15 @@ def eval_dataset_named(given: Any, own: Any) -> tuple[str, Any]:
     """
     if given is None and own is None:
         raise MisconfigurationException("There is nothing to evaluate on: give the Trainer an eval_dataset.")
-    if isinstance(given, str):
-        return given, own[given]
-    return "eval", own if given is None else given
+    if not isinstance(given, str):
+        return "eval", own if given is None else given
+    if not isinstance(own, dict) or given not in own:
+        has = f"those named {', '.join(map(str, own))}" if isinstance(own, dict) else "no datasets with names"
+        raise MisconfigurationException(
+            f"There is no evaluation dataset {given!r}: the Trainer has {has}. Name one of eval_dataset, a "
+            "dictionary, or give the dataset itself."
+        )
+    return given, own[given]
 
 
 def make_persistent(loader: Any, dataset: Any, seed: int) -> None:

@@ -123,6 +123,15 @@ def test_missing_datasets_and_lengths_are_value_errors(library):
     assert "'input_ids'" in refusal(trainer.get_train_dataloader, kind=ValueError)
 
 
+def test_names_and_data_that_no_loader_can_read_are_refused(tmp_path):
+    trainer = make(Library(mps_trainer, tmp_path), eval_dataset={"a": rows(), "b": rows()})
+    assert "no evaluation dataset 'c': the Trainer has those named a, b" in refusal(trainer.evaluate, "c")
+    trainer = make(Library(mps_trainer, tmp_path), train_dataset=iter(rows()), max_steps=1)
+    assert "training data is of type list_iterator" in refusal(trainer.train)
+    assert "has no datasets with names" in refusal(trainer.evaluate, "a")
+    assert "evaluation data is of type DataLoader" in refusal(trainer.predict, DataLoader(rows()))
+
+
 @pytest.mark.parametrize("strategy", ["group_by_length", "bucket_by_length"])
 def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog, strategy):
     grouped, plain = (
