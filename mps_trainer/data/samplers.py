@@ -81,26 +81,23 @@ def eval_sampler(
     """
     if dataset is None or not has_length(dataset):
         return None
-    strategy, column = args.train_sampling_strategy, args.length_column_name
-    if strategy == "bucket_by_length" and len(dataset) > 0 and args.eval_do_concat_batches:
-        lengths = lengths_of(dataset, column, processing_class)
-        # only mps and compilers prepare for each new shape
-        is_exact = args.device.type == "cpu" and not args.torch_compile
-        return BucketBatchSampler(
-            lengths,
-            args.eval_batch_size,
-            buckets=LengthBuckets((max(1, *lengths),), exact=True) if is_exact else training_buckets(),
-            num_buckets=args.num_length_buckets,
-            shuffle=False,
-            drop_last=args.dataloader_drop_last,
-        )
-    if strategy != "group_by_length" or not args.eval_do_concat_batches:
+    strategy, by_length = args.train_sampling_strategy, ("bucket_by_length", "group_by_length")
+    if strategy not in by_length or not args.eval_do_concat_batches or len(dataset) == 0:
         return SequentialSampler(dataset)
-    generator = torch.Generator(torch.get_default_device())
-    return RememberedOrder(
+    lengths = lengths_of(dataset, args.length_column_name, processing_class)
+    if strategy == "group_by_length":
+        generator = torch.Generator(torch.get_default_device())
+        generator.manual_seed(args.seed if args.data_seed is None else args.data_seed)
+        return RememberedOrder(args.eval_batch_size, lengths=lengths, generator=generator)
+    # only mps and compilers prepare for each new shape
+    is_exact = args.device.type == "cpu" and not args.torch_compile
+    return BucketBatchSampler(
+        lengths,
         args.eval_batch_size,
-        lengths=lengths_of(dataset, column, processing_class),
-        generator=generator.manual_seed(args.seed if args.data_seed is None else args.data_seed),
+        buckets=LengthBuckets((max(1, *lengths),), exact=True) if is_exact else training_buckets(),
+        num_buckets=args.num_length_buckets,
+        shuffle=False,
+        drop_last=args.dataloader_drop_last,
     )
 
 

@@ -20,6 +20,11 @@ def test_predictions_by_length_keep_the_order_of_the_dataset(make_trainer, strat
     assert np.concatenate([labels] if concat else labels).tolist() == [row["labels"] for row in rows]
 
 
+@pytest.mark.parametrize("strategy", ["random", "group_by_length", "bucket_by_length"])
+def test_an_empty_dataset_has_no_predictions_in_any_order(make_trainer, strategy):
+    assert make_trainer(train_sampling_strategy=strategy).predict([]).predictions is None
+
+
 def test_prediction_without_labels_has_no_loss_and_no_other_metrics(make_trainer):
     rows = [{"x": row["x"]} for row in examples(5)]
     output = make_trainer({"compute_metrics": accuracy}).predict(rows, metric_key_prefix="predict")
