@@ -114,7 +114,9 @@ def run_evaluation(
                 seen += size
                 main_input = None
                 if "inputs" in args.include_for_metrics:
-                    main_input = trainer._prepare_input(inputs[main_input_name(trainer.model)])
+                    main_input = inputs  # of which metrics of single batches get all
+                    if not (is_shared and args.batch_eval_metrics):
+                        main_input = trainer._prepare_input(inputs[main_input_name(trainer.model)])
                 kept.add(loss, size, logits, labels, main_input)
                 trainer._mt_events.fire("on_prediction_step")
             if trainer._mt_run is not None:

@@ -330,10 +330,11 @@ def metrics_batch_by_batch(folder: str) -> dict[str, Any]:
     seen: list[Any] = []
 
     def metric(prediction: Any, compute_result: bool = False) -> dict[str, float]:
-        seen.append(prediction.label_ids.tolist())
+        seen.append(prediction.inputs["labels"].tolist())
         return {"batches": float(len(seen)), "labels": float(sum(map(len, seen)))} if compute_result else {}
 
-    args = arguments(folder, per_device_eval_batch_size=2, batch_eval_metrics=True)
+    settings = {"batch_eval_metrics": True, "include_for_metrics": ["inputs"]}
+    args = arguments(folder, per_device_eval_batch_size=2, **settings)
     trainer = Trainer(classifier(), args, compute_metrics=metric)
     metrics = trainer.evaluate(examples(9, seed=1))
     return {name: metrics[name] for name in ("eval_batches", "eval_labels", "eval_loss")}
