@@ -204,8 +204,8 @@ def _unpadded(collate: Callable, examples: list[Any]) -> list[str]:
     """Returns the columns that differ in length, if tokens are among them and the Trainer was given no tokenizer."""
     from transformers.data.data_collator import default_data_collator
 
-    while hasattr(collate, "data_collator"):
-        collate = collate.data_collator
+    while inner := getattr(collate, "data_collator", None) or getattr(collate, "collator", None):
+        collate = inner
     if collate is not default_data_collator or not all(isinstance(example, Mapping) for example in examples):
         return []
     columns = {name: [example.get(name) for example in examples] for name in examples[0]}

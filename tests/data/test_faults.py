@@ -127,14 +127,16 @@ def test_a_column_that_no_row_can_have_is_named_without_a_row(make_trainer):
     assert "of the dataset because of column 'labels' (a list of" in explanation
 
 
+@pytest.mark.parametrize("strategy", ["random", "bucket_by_length"])
 @pytest.mark.parametrize("kind", [list, Dataset.from_list], ids=["list", "table"])
-def test_texts_that_nothing_pads_are_told_to_need_a_tokenizer(make_trainer, kind):
+def test_texts_that_nothing_pads_are_told_to_need_a_tokenizer(make_trainer, kind, strategy):
     class Reader(nn.Linear):
         def forward(self, input_ids, attention_mask, labels): ...
 
     lengths = [4] * 7 + [5]  # the longer text is not at fault
     rows = [{"input_ids": [1] * n, "attention_mask": [1] * n, "labels": 0} for n in lengths]
-    _, explanation = fault(make_trainer({"train_dataset": kind(rows), "model": Reader(1, 1)}, max_steps=1), ValueError)
+    given = {"train_dataset": kind(rows), "model": Reader(1, 1)}
+    _, explanation = fault(make_trainer(given, max_steps=1, train_sampling_strategy=strategy), ValueError)
     assert "because nothing pads columns 'input_ids', 'attention_mask', whose lists differ in length: " in explanation
     assert explanation.endswith("Give it processing_class=tokenizer, or a data_collator that pads.")
 
