@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,11 @@ class LengthBuckets:
         examples = np.bincount(np.searchsorted(edges, lengths), minlength=len(edges))
         taken = np.flatnonzero(examples)
         return cls(_cheapest(edges[taken], np.cumsum(examples[taken]), count))
+
+    def up_to(self, longest: int) -> LengthBuckets:
+        """Returns these, and multiples of 8 beyond them up to `longest`: a model may have no more positions."""
+        beyond = range((self.lengths[-1] // _STEP + 1) * _STEP, longest, _STEP)
+        return self if longest <= self.lengths[-1] else replace(self, lengths=(*self.lengths, *beyond, longest))
 
     def length_for(self, length: int) -> int:
         """Returns the padded length of a batch whose longest example has `length` tokens.

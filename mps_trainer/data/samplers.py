@@ -91,10 +91,12 @@ def eval_sampler(
         return RememberedOrder(args.eval_batch_size, lengths=lengths, generator=generator)
     # only mps and compilers prepare for each new shape
     is_exact = args.device.type == "cpu" and not args.torch_compile
+    longest = max(1, *lengths)
+    buckets = LengthBuckets((longest,), exact=True) if is_exact else training_buckets()
     return BucketBatchSampler(
         lengths,
         args.eval_batch_size,
-        buckets=LengthBuckets((max(1, *lengths),), exact=True) if is_exact else training_buckets(),
+        buckets=None if buckets is None else buckets.up_to(longest),
         num_buckets=args.num_length_buckets,
         shuffle=False,
         drop_last=args.dataloader_drop_last,

@@ -44,6 +44,13 @@ def test_evaluation_has_the_buckets_of_training(make_args):
     assert eval_sampler(ROWS, args, None, lambda: buckets).buckets is buckets
 
 
+def test_longer_examples_of_an_evaluation_are_not_padded_beyond_its_longest(make_args):
+    """A model may have as many positions and no more, such as the 77 of CLIP."""
+    args = make_args(train_sampling_strategy="bucket_by_length", torch_compile=True)
+    rows = [{"input_ids": [1] * length} for length in (12, 13, 75, 77)]
+    assert eval_sampler(rows, args, None, lambda: LengthBuckets((12, 60))).buckets.lengths == (12, 60, 64, 72, 77)
+
+
 # Lengths
 
 TABLE = [{"input_ids": [1] * (i * 7 % 11), "other": i} for i in range(40)]

@@ -136,7 +136,7 @@ def test_evaluation_goes_by_length_with_the_buckets_of_training(make_bucketed, m
     trainer.evaluate()  # before any training
     shapes = trainer.model.shapes
     shortest = fitted().lengths[0]
-    assert shapes == [(4, shortest)] * 4 + [(4, 56), (2, shortest)]
+    assert shapes == [(4, shortest)] * 4 + [(4, 50), (2, shortest)]
 
 
 def test_evaluation_on_the_cpu_pads_to_the_longest_example(make_bucketed):
