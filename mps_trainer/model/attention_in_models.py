@@ -76,11 +76,18 @@ def attention_chunked(shortest: int | None) -> contextlib.AbstractContextManager
         return contextlib.nullcontext()
     masks, functions, told = ALL_MASK_ATTENTION_FUNCTIONS, ALL_ATTENTION_FUNCTIONS, set[str]()
     own_masks = {kind: _mask_function(masks[kind], shortest) for kind in KINDS}
-    own_functions = {kind: _attention_function(functions.get(kind), shortest, told) for kind in KINDS}
+    own_functions = {"sdpa": _attention_function(functions["sdpa"], shortest, told)}
+    plain_interface = functions.get_interface
+
+    def get_interface(kind: str, default: Callable) -> Callable:  # models give their eager attention as the default
+        function = plain_interface(kind, default)
+        return _attention_function(function, shortest, told, is_eager=True) if kind == "eager" else function
+
     return attributes_replaced(
         [
             (masks, "_local_mapping", masks._local_mapping | own_masks),
             (functions, "_local_mapping", functions._local_mapping | own_functions),
+            (functions, "get_interface", get_interface),
         ]
     )
 
@@ -106,7 +113,7 @@ def _mask_function(plain: Callable, shortest: int) -> Callable:
     return make_mask
 
 
-def _attention_function(plain: Callable | None, shortest: int, told: set[str]) -> Callable:
+def _attention_function(plain: Callable, shortest: int, told: set[str], is_eager: bool = False) -> Callable:
     def attend(
         module: nn.Module,
         query: torch.Tensor,
@@ -119,7 +126,7 @@ def _attention_function(plain: Callable | None, shortest: int, told: set[str]) -
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal = bool(causal) and query.shape[2] > 1 and plain is not None  # sdpa does so; eager has its mask alone
+        causal = bool(causal) and query.shape[2] > 1 and not is_eager  # sdpa does so; eager has its mask alone
         mask = _mask_for(module, query, key, attention_mask, causal, shortest)
         used = {name for name, each in kwargs.items() if each is not None and each is not False}
         reason = next((text for name, text in _UNSUPPORTED.items() if name in used), "")
@@ -134,10 +141,9 @@ def _attention_function(plain: Callable | None, shortest: int, told: set[str]) -
             )  # fmt: skip
         if isinstance(attention_mask, ChunkedMask):
             attention_mask = attention_mask.whole
-        own = plain or _eager_attention_of(module)
         if is_causal is not None:
             kwargs["is_causal"] = is_causal
-        return own(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
 
     return attend
 
@@ -162,15 +168,3 @@ def _mask_for(
         return None if given.requires_grad or given.ndim != 4 else GivenMask(given)
     visible = masking_utils.causal_mask_function if is_causal else masking_utils.bidirectional_mask_function
     return ChunkedMask(visible, reach_of(visible), query.shape[0], query.shape[2], key.shape[2], query.device)
-
-
-def _eager_attention_of(module: nn.Module) -> Callable:
-    """Returns the function of a model's file that transformers uses for eager attention."""
-    for kind in type(module).__mro__:
-        own = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if own is not None:
-            return own
-    raise MisconfigurationException(
-        f"The eager attention of {type(module).__name__} was not found: the file of the class has no "
-        "eager_attention_forward. Train with chunked_attention=False."
-    )

@@ -147,6 +147,15 @@ def test_attention_weights_that_are_asked_for_come_from_the_models_own(calls):
     assert [each.shape for each in found] == [(1, 4, LENGTH, LENGTH)] * 2
 
 
+def test_short_inputs_take_the_models_eager_attention_whatever_its_name(calls):
+    model = tiny("TimesFmModel", head_dim=8, attn_implementation="eager")
+    inputs = torch.randn(2, 64), torch.zeros(2, 64), torch.zeros(2, 1).long()  # values, padding, frequency
+    expected = model(*inputs).last_hidden_state
+    with in_models.attention_chunked(1024):
+        assert torch.equal(model(*inputs).last_hidden_state, expected)
+    assert not calls.called
+
+
 def test_evaluation_and_generation_are_the_models_own(train, calls):
     evaluated = []
 
@@ -222,7 +231,8 @@ def test_one_query_sees_all_keys_and_eager_attention_has_its_mask_alone(calls):
             mask = length == 5 and kind == "sdpa"
             expected = torch.nn.functional.scaled_dot_product_attention(given, *keys, is_causal=mask).transpose(1, 2)
             with in_models.attention_chunked(1):
-                found, _ = ALL_ATTENTION_FUNCTIONS[kind](module, given, *keys, None, is_causal=True)
+                attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, None)
+                found, _ = attend(module, given, *keys, None, is_causal=True)
             torch.testing.assert_close(found, expected)
     assert calls.call_count == 4
 
