@@ -165,6 +165,7 @@ def _mask_for(
     if key.shape[2] < shortest or not (torch.is_grad_enabled() or is_checkpointed):
         return None
     if given is not None:
-        return None if given.requires_grad or given.ndim != 4 else GivenMask(given)
+        is_shared = given.ndim == 4 and given.shape[1] == 1  # by all heads, of which a block has some
+        return GivenMask(given) if is_shared and not given.requires_grad else None
     visible = masking_utils.causal_mask_function if is_causal else masking_utils.bidirectional_mask_function
     return ChunkedMask(visible, reach_of(visible), query.shape[0], query.shape[2], key.shape[2], query.device)

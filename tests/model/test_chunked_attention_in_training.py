@@ -221,6 +221,17 @@ def test_keys_that_are_added_after_their_mask_was_made_are_refused():
         ALL_ATTENTION_FUNCTIONS["sdpa"](torch.nn.Module(), query, key, key, mask)
 
 
+def test_a_mask_with_numbers_for_each_head_stays_with_the_models_own(calls, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", 2**12)
+    query, key, value = torch.randn(3, 2, 4, LENGTH, 8, requires_grad=True)
+    given = torch.nn.Module(), query, key, value, torch.randn(2, 4, LENGTH, LENGTH)
+    expected, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](*given)
+    with in_models.attention_chunked(1):
+        found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](*given)
+    assert torch.equal(found, expected)
+    assert not calls.called
+
+
 def test_one_query_sees_all_keys_and_eager_attention_has_its_mask_alone(calls):
     """As in sdpa_attention_forward and eager_attention_forward of transformers."""
     query, keys = torch.randn(1, 2, 1, 4), torch.randn(2, 1, 2, 5, 4)
