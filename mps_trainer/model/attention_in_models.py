@@ -128,7 +128,8 @@ def _attention_function(plain: Callable, shortest: int, told: set[str], is_eager
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         causal = bool(causal) and query.shape[2] > 1 and not is_eager  # sdpa does so; eager has its mask alone
         mask = _mask_for(module, query, key, attention_mask, causal, shortest)
-        used = {name for name, each in kwargs.items() if each is not None and each is not False}
+        asked = {"output_attentions": getattr(getattr(module, "config", None), "output_attentions", False), **kwargs}
+        used = {name for name, each in asked.items() if each is not None and each is not False}
         reason = next((text for name, text in _UNSUPPORTED.items() if name in used), "")
         if mask is not None and not reason:
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling

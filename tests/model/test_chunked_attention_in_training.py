@@ -138,11 +138,12 @@ def test_what_it_cannot_do_stays_with_the_model_and_is_told_once(train, calls, c
     assert [reason in text and "its own attention" in text for text in told] == [True]
 
 
-def test_attention_weights_that_are_asked_for_come_from_the_models_own(calls):
-    model = llama(attn_implementation="eager")
+@pytest.mark.parametrize("in_config", [False, True])
+def test_attention_weights_that_are_asked_for_come_from_the_models_own(calls, in_config):
+    model = llama(attn_implementation="eager", output_attentions=in_config)
     given = texts(1)[0]["input_ids"][None]
     with in_models.attention_chunked(1):
-        found = model(input_ids=given, output_attentions=True).attentions
+        found = model(input_ids=given, **({} if in_config else {"output_attentions": True})).attentions
     assert not calls.called
     assert [each.shape for each in found] == [(1, 4, LENGTH, LENGTH)] * 2
 
