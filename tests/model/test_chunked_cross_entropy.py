@@ -82,3 +82,12 @@ def test_small_gradients_of_a_mean_survive_in_float16():
     for exact, half in zip(*found, strict=True):
         assert (half - exact).norm() / exact.norm() < 2e-3
         assert half[1:].norm().item() == pytest.approx(exact[1:].norm().item(), rel=1e-2)
+
+
+def test_the_gradient_of_many_rows_with_one_word_does_not_overflow_in_float16():
+    """No scaler could mend it: the sum over rows comes before its scale."""
+    hidden, weight = torch.full((16_384, 4), 6.0), torch.zeros(64, 4)
+    inputs = [one.half().requires_grad_() for one in (hidden, weight)] + [torch.zeros(64).half().requires_grad_()]
+    chunked_cross_entropy(*inputs, torch.zeros(16_384, dtype=torch.long)).backward()
+    torch.testing.assert_close(inputs[1].grad[0], torch.full((4,), -6.0 * 63 / 64).half(), rtol=1e-3, atol=0)
+    assert all(one.grad.isfinite().all() for one in inputs)
