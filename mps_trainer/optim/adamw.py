@@ -104,7 +104,8 @@ class AdamW(torch.optim.AdamW):
             if not lists[0]:
                 continue
             alike: Any = self._group_tensors_by_device_and_dtype(lists)  # a kernel takes parameters of one kind
-            for (parameters, *others, steps), _ in alike.values():
+            for (device, _), ((parameters, *others, steps), _) in alike.items():
+                divisor, found_inf = (None if one is None else one.to(device) for one in (divisor, found_inf))
                 counts, steps = self._join(parameters, steps)
                 counts.add_(1)
                 update: Any = torch._fused_adamw_

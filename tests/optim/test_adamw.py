@@ -137,6 +137,15 @@ def test_group_of_two_number_formats_equals_torch(device):
     torch.testing.assert_close(*(model.state_dict() for model in models), rtol=1e-2, atol=1e-3)
 
 
+def test_model_on_two_devices_equals_torch(device):
+    models, optimizers = pair(device)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        differentiate(model, 0)
+        model[3].cpu()
+        update(model, optimizer, 0.01)
+    assert_same(models)
+
+
 def test_group_added_or_changed_later_equals_torch(device):
     models, optimizers = pair(device, decay=0.0)
     for model, optimizer in zip(models, optimizers, strict=True):
