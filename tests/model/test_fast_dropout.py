@@ -110,6 +110,12 @@ def test_attention_equals_torch_where_nothing_is_dropped(shapes, mask, scale):
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+def test_a_query_that_sees_nothing_is_0_in_float16():
+    query = torch.full((1, 2, 4), 5.0, dtype=torch.float16)  # scores of -50, and torch.finfo is -65,504
+    found = attention(query, -query, query, torch.zeros(2, 2, dtype=torch.bool), 1e-9)
+    assert torch.equal(found, torch.zeros_like(found))
+
+
 def test_a_module_of_torchs_own_takes_it():
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
