@@ -15,7 +15,12 @@ from ..utils.text import choice_text, format_bytes
 from .memory import MemoryTable, measure
 
 # How torch's allocators say it. Those of cuda and xpu have a type of their own besides.
-_MESSAGES = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
+_MESSAGES = (
+    "out of memory",
+    "Invalid buffer size: ",  # mps: a tensor is larger than a buffer of Metal can be (pytorch issue 141909)
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDNN_STATUS_NOT_SUPPORTED",
+)
 
 TRAINING, PLACING = "training", "placing the model"
 
@@ -97,7 +102,7 @@ def _message(trainer: DescribedTrainer, doing: str, error: Exception, memory: Me
     said, facts = str(error.__cause__ if why_not and error.__cause__ else error), str(memory)
     if limit := re.search(r"max allowed: ([\d.]+ \w+)", said):
         facts += f", limit {limit[1]}"
-    if tried := re.search(r"[Tt]ried to allocate ([\d.]+) (\w+)", said):
+    if tried := re.search(r"(?:[Tt]ried to allocate|Invalid buffer size:) ([\d.]+) (\w+)", said):
         size = format_bytes(int(tried[1])) if tried[2] == "bytes" else f"{tried[1]} {tried[2]}"
         facts += f"; {size} more were asked for"
     numbered = "; ".join(f"({i}) {remedy}" for i, remedy in enumerate(remedies, start=1))

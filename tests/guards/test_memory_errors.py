@@ -184,6 +184,15 @@ def test_the_error_describes_the_run_at_the_time_of_the_error(ends):
     assert error.memory.optimizer > error.memory.model > 0
 
 
+def test_tensor_larger_than_a_metal_buffer_is_too_little_memory(ends, make_trainer):
+    model = Fails()
+    model.error = "Invalid buffer size: 9.00 GiB"
+    assert "; 9.00 GiB more were asked for. What to do: " in str(ends(model, examples(40), use_cpu=True))
+    model.calls = 0
+    make_trainer({"model": model}, auto_find_batch_size=True).train()
+    assert model.calls > 3
+
+
 def test_other_errors_are_left_alone(make_trainer):
     model = Fails()
     model.error = "shapes do not fit"
