@@ -172,12 +172,13 @@ def _end_soon(signum: int, frame: FrameType | None) -> None:
 
 def how_to_go_on(checkpoint: str, argv: list[str], launcher: Sequence[str] = ("python",)) -> str:
     """Returns the command that resumes the run of a script, or the call if it takes no such flag."""
-    if not argv or not any(word.split("=")[0] == "--output_dir" for word in argv[1:]):
+    flags = [word.partition("=")[0].replace("_", "-") for word in argv]  # HfArgumentParser takes both spellings
+    if "--output-dir" not in flags[1:]:
         return f"trainer.train(resume_from_checkpoint={checkpoint!r})"
-    flag = "--resume_from_checkpoint"
+    left_out = ("--resume-from-checkpoint", "--overwrite-output-dir")
     words = [
         word
-        for before, word in zip(["", *argv], argv, strict=False)
-        if before != flag and word.split("=")[0] not in (flag, "--overwrite_output_dir")
+        for before, word, flag in zip(["", *argv], argv, flags, strict=False)
+        if flag not in left_out and (before.replace("_", "-") not in left_out or word.startswith("--"))
     ]
-    return shlex.join([*launcher, *words, flag, checkpoint])
+    return shlex.join([*launcher, *words, "--resume_from_checkpoint", checkpoint])

@@ -146,6 +146,10 @@ RESUME = "--resume_from_checkpoint out/checkpoint-5"
         ),
         (["a.py", *RESUME.replace("5", "2").split(), "--output_dir=out"], f"python3 a.py --output_dir=out {RESUME}"),
         (["a.py", "--resume_from_checkpoint=True", "--output_dir=out"], f"python3 a.py --output_dir=out {RESUME}"),
+        (
+            ["a.py", "--overwrite_output_dir", "True", "--resume-from-checkpoint", "x", "--output-dir", "out"],
+            f"python3 a.py --output-dir out {RESUME}",
+        ),
     ],
 )
 def test_the_way_on_is_what_to_type(argv, way_on):
