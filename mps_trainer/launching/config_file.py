@@ -96,8 +96,8 @@ def load(path: Path) -> LoadedSettings:
             raise ValueError(f"it has a {type(values).__name__} instead of lines such as `device: cpu`")
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise MisconfigurationException(
-            f"{path} cannot be read: {sentence(error)} Correct it, name another file, or write one with "
-            f"`mps-trainer config`."
+            f"{path} cannot be read: {sentence(error)} Correct or remove it, name another file, or write one "
+            "with `mps-trainer config`."
         ) from error
     if any(mark in values for mark in MARKS):
         settings, ignored = convert(values, str(path))
