@@ -47,6 +47,8 @@ class MicrobatchSplitter:
     ) -> None:
         self.trainer, self.run_state, self.gradients, self.batch_size = trainer, run_state, gradients, batch_size
         self._most_rows, self._rows_are_examples = most_rows, True
+        # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
+        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_overrides.has("compute_loss")
         self._has_warned = False
 
     def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], batches: list[Any], num_items: Any) -> None:
@@ -116,6 +118,11 @@ class MicrobatchSplitter:
                 several, self._has_warned = [batch], True
             microbatches += several
             divisors += [divisor] if len(several) == 1 else self._divided(divisor, several)
+        if self._makes_equal_passes:
+            passes = len(microbatches)
+            largest, smallest = self.trainer._mt_processes.all_reduce_max([passes, -passes])
+            if largest != -smallest:  # the end of an epoch has fewer examples for some
+                return batches, of_batches
         return microbatches, divisors
 
     def _parts(self, batch: Any, most: int) -> list[Any]:

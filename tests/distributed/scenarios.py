@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
 from mps_trainer.distributed.sharded import full_state_dict
+from mps_trainer.launching.restarts import Progress, Restart, Supervision
 from tests.conftest import Classifier, Stream, accuracy, examples, logged, refusal
 from tests.tiny import tiny
 
@@ -131,6 +133,14 @@ def a_loss_that_gathers(folder: str) -> dict[str, Any]:
     settings = {"gradient_accumulation_steps": 2, "learning_rate": 1e-3, "remove_unused_columns": False}
     size = TOGETHER // 4 // processes()
     return train(folder, small_gpt(), rows, ignoring, Gathering, per_device_train_batch_size=size, **settings)
+
+
+@alike
+def a_loss_that_gathers_after_a_restart_for_memory(folder: str) -> dict[str, Any]:
+    """At the end of an epoch the first process has four examples and the second one."""
+    restart = Restart(1, "was killed", Progress(os.path.abspath(folder)), examples=2)
+    with mock.patch.dict(os.environ, Supervision("id", (restart,)).variables()):
+        return train(folder, small_gpt(), sentences(45, labels=False), padded, Gathering, learning_rate=1e-3)
 
 
 def sentences(count: int, labels: bool) -> list[dict[str, list[int]]]:
