@@ -126,10 +126,10 @@ class TrainingRun:
     def _prepare_model_and_optimizer(self) -> None:
         """Wraps the model, and makes optimizer and schedule where the Trainer has none."""
         trainer = self.trainer
-        self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         own = ("create_optimizer", "create_optimizer_and_scheduler", "compute_loss", "training_step")
         if trainer.optimizer is None and not trainer._mt_overrides.has(*own):  # these may train other parameters
-            check_trainable(self.model)
+            check_trainable(trainer.model)
+        self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         trainer._mt_precision.check_weights(self.model, trainer.optimizer)
         set_mode(trainer.optimizer, training=True)
