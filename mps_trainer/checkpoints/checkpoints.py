@@ -335,6 +335,9 @@ class Checkpoints:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
         state, processes = self._trainer.state, self._trainer._mt_processes
         best = state.best_model_checkpoint = processes.first_does(lambda: state.best_model_checkpoint)
+        if state.best_global_step is None:
+            logger.warning("load_best_model_at_end: no evaluation gave a number, so the last weights are kept.")
+            return
         if best is None:
             logger.warning(
                 "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the last weights are "

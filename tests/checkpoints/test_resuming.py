@@ -1,5 +1,6 @@
 """Checkpoints: what is in them, going on from them, and what is refused."""
 
+import math
 import os
 import shutil
 
@@ -107,6 +108,12 @@ def test_best_checkpoint_is_never_an_earlier_runs(make_trainer, trained, caplog)
     assert again.state.best_global_step == 1  # evaluated, not saved; checkpoint-1 is the earlier run's
     assert again.state.best_model_checkpoint is None
     assert "the best evaluation, at step 1, has no checkpoint, so the last weights are kept. Give save" in caplog.text
+
+
+def test_without_a_metric_that_is_a_number_there_is_no_best_and_the_warning_says_so(trained, caplog):
+    given = {"compute_metrics": scores(math.nan, math.nan)}
+    trained(given, max_steps=2, save_steps=1, load_best_model_at_end=True, **BEST)
+    assert "load_best_model_at_end: no evaluation gave a number, so the last weights are kept." in caplog.text
 
 
 def test_a_best_checkpoint_that_is_gone_does_not_end_the_run(trained, caplog):
