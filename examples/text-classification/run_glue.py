@@ -211,9 +211,9 @@ def load_tokenizer_and_model(model_args: ModelArguments, training_args: Any, lab
 
 def label_order(config: Any, labels: list[str]) -> list[int]:
     """Returns the model's id of each label, and writes the labels into the configuration of a model with others."""
-    own = {str(name).lower(): i for name, i in (config.label2id or {}).items()}
+    own = {str(name).lower(): i for i, name in config.id2label.items()}  # label2id may be missing
     order = [own.get(label.lower()) for label in labels]
-    if sorted(order, key=str) == list(range(len(labels))):
+    if set(order) == set(range(len(labels))):
         return order
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in config.id2label.items()}

@@ -1,9 +1,10 @@
-"""The defaults of run_glue.py."""
+"""The defaults of run_glue.py, and the order of its labels."""
 
 import json
 
 import pytest
-from run_glue import parse
+from run_glue import label_order, parse
+from transformers import PretrainedConfig
 
 EMBEDDED = ["--task_name", "mrpc", "--embedded"]
 REAL = ["--task_name", "mrpc", "--data_dir", "d", "--model_name_or_path", "m", "--do_eval"]
@@ -49,3 +50,10 @@ def test_arguments_in_file_have_same_defaults(tmp_path, more, expected):
     (tmp_path / "c.json").write_text(json.dumps({"task_name": "mrpc", "embedded": True, **more}))
     _, _, training = parse([str(tmp_path / "c.json")])
     assert (training.train_sampling_strategy, training.per_device_eval_batch_size) == expected
+
+
+def test_label_order_of_a_model_with_more_than_ten_labels_is_kept():
+    labels = [f"label {i}" for i in range(12)]
+    config = PretrainedConfig(id2label=dict(enumerate(reversed(labels))))
+    assert label_order(config, labels) == list(reversed(range(12)))
+    assert config.id2label[0] == "label 11"
