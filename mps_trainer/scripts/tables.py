@@ -60,7 +60,8 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> Any:
     with errors_about("file", str(path), "Save a table as .csv, .tsv, .json or .jsonl, in UTF-8."):
         if path.suffix in (".json", ".jsonl"):
             rows = _read_objects(path)
-            return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in rows[0]})
+            names = dict.fromkeys(name for row in rows for name in row)  # a row may lack what others have
+            return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
         if path.suffix not in (".csv", ".tsv"):
             raise ValueError(f"its name ends in {path.suffix or 'nothing'}.")
         columns = _read_cells(path, header)

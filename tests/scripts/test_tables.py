@@ -52,6 +52,11 @@ def test_objects_are_rows(write, content):
     assert read_table(write("a.jsonl", content))["a"][:] == [1, 2]
 
 
+def test_a_column_that_the_first_object_lacks_is_read(write):
+    rows = read_table(write("a.jsonl", '{"a": 1}\n{"a": 2, "b": "x"}'))
+    assert rows.to_list() == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
+
+
 thorough = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 
 
