@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import re
 import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -74,6 +76,7 @@ def set_arguments(
     params = hp_space(trial) if backend == "optuna" else trial
     if backend == "ray":
         params.pop("wandb", None)
+    fractions = {field.name for field in dataclasses.fields(args) if re.search(r"\bfloat\b", str(field.type))}
     for name, value in params.items():
         if not hasattr(args, name):
             logger.warning(
@@ -83,7 +86,9 @@ def set_arguments(
             )
             continue
         current = getattr(args, name)
-        setattr(args, name, value if current is None else type(current)(value))
+        cast = value if current is None else type(current)(value)
+        # a field for fractions may hold a whole number, such as warmup_steps=0, and 0.1 must not become 0
+        setattr(args, name, float(value) if name in fractions and cast != value else cast)
     logger.info("Trial: %s", getattr(trial, "params", params))
 
 

@@ -29,6 +29,13 @@ def test_values_of_a_trial_have_the_types_of_the_fields(make_args, backend, capl
     assert [record.args[0] for record in caplog.records if "The search sets" in record.msg] == ["depth"]
 
 
+def test_a_fraction_stays_one_where_the_argument_was_a_whole_number(make_args):
+    args = make_args(warmup_steps=0, max_grad_norm=1, num_train_epochs=3)
+    chosen = {"warmup_steps": 0.1, "max_grad_norm": 0.3, "num_train_epochs": 2.5, "per_device_train_batch_size": 4.5}
+    search.set_arguments(args, chosen, "ray", dict)
+    assert {name: getattr(args, name) for name in chosen} == {**chosen, "per_device_train_batch_size": 4}
+
+
 @pytest.fixture
 def fakes(monkeypatch):
     tune = SimpleNamespace(get_context=lambda: SimpleNamespace(get_trial_id=lambda: "of-ray"))
