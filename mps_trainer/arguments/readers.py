@@ -184,10 +184,11 @@ def read_checkpoint(name: str, value: Any) -> str | bool:
 
 
 def read_mapping(name: str, value: Any) -> dict[str, Any]:
+    """Returns a dictionary that is given itself or as JSON, whose texts are parsed where they are numbers or flags."""
     mapping = value
     if isinstance(value, str):
         try:
-            mapping = json.loads(value)
+            mapping = _typed(json.loads(value))
         except (ValueError, RecursionError) as error:
             raise refuse(name, value, f"a JSON object ({error})") from None
     if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
@@ -211,8 +212,8 @@ def read_mapping_or_file(name: str, value: Any) -> dict[str, Any]:
 
 
 def read_json_of_library(name: str, value: Any) -> Any:
-    """Returns a JSON object as a dictionary with numbers and booleans parsed, or `value` if it is not JSON."""
-    return _typed(read_mapping(name, value)) if isinstance(value, str) and value.startswith("{") else value
+    """Returns a JSON object as a dictionary, or `value` if it is not JSON."""
+    return read_mapping(name, value) if isinstance(value, str) and value.startswith("{") else value
 
 
 def _typed(value: Any) -> Any:
@@ -222,6 +223,6 @@ def _typed(value: Any) -> Any:
         return value
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
-    if value.isdigit():
+    if value.isdecimal():
         return int(value)
-    return float(value) if value.replace(".", "", 1).isdigit() else value
+    return float(value) if value.replace(".", "", 1).isdecimal() else value

@@ -108,6 +108,7 @@ SETTINGS = [
     {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
     {"activation_checkpointing": False, "gradient_checkpointing": True},
     {"activation_checkpointing_kwargs": '{"use_reentrant": true}'},
+    {"gradient_checkpointing_kwargs": '{"use_reentrant": "false", "early_stop": "1", "context": "0.5"}'},
     {"lr_scheduler_kwargs": '{"num_cycles": 2}', "lr_scheduler_type": "cosine_with_restarts"},
     {"report_to": "none"},
     {"report_to": ["tensorboard", "wandb"]},
