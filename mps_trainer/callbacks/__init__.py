@@ -57,16 +57,19 @@ def _trackers(args: TrainingArguments) -> list[TrainerCallback]:
         get_reporting_integration_callbacks,
     )
 
-    if args.logging_dir is not None:
-        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", args.logging_dir)
     names = get_available_reporting_integrations() if args.report_to == ["all"] else args.report_to
     try:
-        return [tracker() for tracker in get_reporting_integration_callbacks(names)]
+        trackers = [tracker() for tracker in get_reporting_integration_callbacks(names)]
     except (RuntimeError, ImportError, KeyError, ValueError) as error:
         why = " ".join(str(error).split())
         raise MisconfigurationException(
             f"report_to={args.report_to!r} cannot be used: {why} Install the tracker, or leave report_to out."
         ) from error
+    if args.logging_dir is not None:
+        for tracker in trackers:
+            if getattr(tracker, "logging_dir", "") is None:  # TensorBoard's, without TENSORBOARD_LOGGING_DIR
+                tracker.logging_dir = os.path.expanduser(args.logging_dir)
+    return trackers
 
 
 def close_display(callbacks: list[TrainerCallback], of_evaluation: bool = False) -> None:

@@ -110,6 +110,17 @@ def test_tensorboard_gets_same_scalars(assert_same_runs, monkeypatch):
     assert_same_runs(run)
 
 
+@pytest.mark.filterwarnings("ignore:`logging_dir:FutureWarning")
+def test_each_trainer_logs_to_its_own_logging_dir(make_trainer, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        make_trainer(report_to="tensorboard", logging_dir=str(folder), max_steps=1).train()
+    assert [len(list(folder.iterdir())) for folder in folders] == [1, 1]
+    assert "TENSORBOARD_LOGGING_DIR" not in os.environ
+
+
 def test_run_saves_before_it_ends_on_sigterm(library):
     def end(state, **_):
         if state.global_step == 2:
