@@ -139,7 +139,8 @@ def parse(argv: list[str]) -> tuple[ModelArguments, DataTrainingArguments, mps_t
         data_args.data_dir = str(EMBEDDED / "data" / TASKS[data_args.task_name].folder)
     elif model_args.model_name_or_path is None:
         parser.error("--model_name_or_path is missing: give a model's folder or name, or --embedded for a tiny one")
-    if not (training_args.do_train or training_args.do_eval or training_args.do_predict):
+    evaluates = training_args.do_eval and "do_eval" in names  # an eval_strategy sets do_eval too
+    if not (training_args.do_train or evaluates or training_args.do_predict):
         if not data_args.embedded:
             parser.error("Nothing is asked for: add --do_train, --do_eval or --do_predict")
         training_args.do_train = training_args.do_eval = True

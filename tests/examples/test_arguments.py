@@ -37,6 +37,11 @@ def test_evaluation_batch_has_shape_of_training_batch(words, size):
     assert parse([*EMBEDDED, *words])[2].eval_batch_size == size
 
 
+def test_an_eval_strategy_alone_trains_too():
+    assert parse([*EMBEDDED, "--eval_strategy", "epoch"])[2].do_train
+    assert not parse([*EMBEDDED, "--eval_strategy", "epoch", "--do_eval"])[2].do_train
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
