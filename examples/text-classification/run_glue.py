@@ -144,6 +144,10 @@ def parse(argv: list[str]) -> tuple[ModelArguments, DataTrainingArguments, mps_t
         if not data_args.embedded:
             parser.error("Nothing is asked for: add --do_train, --do_eval or --do_predict")
         training_args.do_train = training_args.do_eval = True
+    if not training_args.eval_do_concat_batches:
+        parser.error("--eval_do_concat_batches False is not supported: this script needs the predictions as one array")
+    if training_args.do_predict and training_args.prediction_loss_only:
+        parser.error("--do_predict needs predictions: leave out --prediction_loss_only")
     if not names & {"per_device_eval_batch_size", "per_gpu_eval_batch_size"}:
         # Training splits a batch of 16 and more into halves of two lengths. Evaluation then has the same shapes.
         training_args.per_device_eval_batch_size = max(8, training_args.per_device_train_batch_size // 2)

@@ -55,6 +55,8 @@ FLAGS = [
     flag("a seed of five thousand digits", f"--seed {'9' * 5000}", "--seed"),
     # combinations
     flag("a device that is not here", "--accelerator xpu", "'xpu' was", environ={"ACCELERATE_USE_CPU": "false"}),
+    flag("predictions in pieces", "--eval_do_concat_batches False", "needs the predictions as one array"),
+    flag("predictions of loss alone", "--do_predict --prediction_loss_only", "--do_predict needs predictions"),
     flag("what is not supported", "--deepspeed ds.json", "deepspeed='ds.json' is not supported"),
     flag("no checkpoint of that name", "--resume_from_checkpoint gone", "there is no such folder"),
     flag("resuming from nothing", "--resume_from_checkpoint True", "No valid checkpoint found in output"),
