@@ -5,6 +5,7 @@ No card is lost: one that was not written here, or was changed since, is kept un
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -46,7 +47,9 @@ def write(trainer: Any, given: dict[str, Any]) -> None:
     train_dataset, eval_dataset = trainer.train_dataset, trainer.eval_dataset
     path = Path(args.output_dir, "README.md")
     keep_if_changed(path)
-    known: Any = ModelCard.load(path).data if path.is_file() else None
+    known: Any = None
+    with contextlib.suppress(Exception):  # a header that is damaged, or no header at all between two lines
+        known = ModelCard.load(path).data if path.is_file() else None
     named = train_dataset if eval_dataset is None else eval_dataset  # the one that transformers names
     summary = TrainingSummary.from_trainer(trainer, **_completed_settings(given, known, model, named))
     summary.finetuned_from = summary.finetuned_from or None
@@ -227,19 +230,22 @@ def _forget_local_base(path: Path) -> None:
 
 def keep_if_changed(path: Path) -> None:
     """Copies a card that a person wrote or changed to another name before it is overwritten."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    content = path.read_bytes() if path.is_file() else b""
+    text = content.decode(errors="replace")
     if not text.strip() or is_ours(text) or _UNTOUCHED in text:
         return
     names = itertools.chain([KEPT], (KEPT.replace(".md", f".{number}.md") for number in itertools.count(2)))
     place = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
-    place.write_text(text, encoding="utf-8")
+    place.write_bytes(content)
     logger.warning("%s was not written by mps_trainer or was changed since: its text is kept in %s.", path, place.name)
 
 
 def is_ours(text: str) -> bool:
     """Returns True if a card is as `write` left it; PEFT may have rewritten its part of the header."""
     found = _SEAL.search(text)
-    return found is not None and found[1] == _digest(_SEAL.sub("", text))
+    with contextlib.suppress(Exception):  # its header was damaged since
+        return found is not None and found[1] == _digest(_SEAL.sub("", text))
+    return False
 
 
 def _digest(text: str) -> str:

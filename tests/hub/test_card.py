@@ -129,6 +129,18 @@ def test_a_card_of_somebody_else_is_kept_and_named_and_an_own_one_is_written_ove
     assert len(list(folder.glob("README*"))) == 3
 
 
+@pytest.mark.parametrize("theirs", [b"---\nboats: [\n---\n", b"---\n- a\n---\n", "---\n1: café".encode("latin-1")])
+def test_a_card_that_cannot_be_read_is_kept_and_replaced(write, tmp_path, theirs):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "README.md").write_bytes(theirs)
+    assert card.is_ours(write())
+    assert (tmp_path / "run" / "README.before.md").read_bytes() == theirs
+
+
+def test_a_card_whose_header_was_damaged_is_not_ours(write):
+    assert not card.is_ours(write().replace("---\n", "---\nboats: [\n", 1))
+
+
 @pytest.mark.parametrize("name", ["README.md", "README.before.md"])
 @pytest.mark.parametrize("target", ["a file", "nothing", "a folder"])
 def test_a_link_is_replaced_and_its_target_stays(write, tmp_path, name, target):
