@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,9 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         if "label" not in rows.column_names:
             names = ", ".join(rows.column_names)
             raise MisconfigurationException(f"The {name} data has no column 'label'; its columns are {names}.")
-        if None in (values := list(rows["label"])):
-            raise MisconfigurationException(f"The {name} data has no label in row {values.index(None) + 1}.")
+        for number, value in enumerate(rows["label"], start=1):
+            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                raise MisconfigurationException(f"The {name} data has no label in row {number}.")
     first = labelled["train"] if "train" in labelled else next(iter(labelled.values()))
     kinds = {name: getattr(feature, "dtype", None) for name, feature in first.features.items()}
     texts = tuple(name for name, kind in kinds.items() if kind in TEXT and name != "label")[:2]

@@ -125,3 +125,8 @@ def test_labels_become_classes_or_stay_scores(labels, names, ids):
     assert numbered["train"]["label"][:] == ids
     assert numbered["validation"]["label"][:] == ids[:2]
     assert numbered["test"].column_names == ["text"]
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_a_score_that_cannot_be_learned_is_refused(value):
+    assert "The train data has no label in row 2." in refusal(classified, splits(train=[0.5, value, 0.25]))
