@@ -105,7 +105,7 @@ def _read_cells(path: Path, header: Sequence[str] | None) -> dict[str, list[Any]
 
 def _to_numbers(cells: list[str]) -> list[Any]:
     """Returns cells as numbers if all are, otherwise as text; None for an empty cell."""
-    for kind in (int, float):
+    for kind in () if any("_" in cell for cell in cells) else (int, float):  # Python reads 1_0 as 10
         with contextlib.suppress(ValueError):
             return [kind(cell) if cell else None for cell in cells]
     return [cell or None for cell in cells]
