@@ -73,7 +73,7 @@ def read_table(path: Path, header: Sequence[str] | None = None) -> Any:
 
 def _read_objects(path: Path) -> list[dict[str, Any]]:
     text = path.read_text(encoding="utf-8-sig")
-    rows = json.loads(text) if text.startswith("[") else []
+    rows = json.loads(text) if text.lstrip().startswith("[") else []
     for number, line in enumerate([] if rows else text.split("\n"), start=1):
         try:
             rows += [json.loads(line)] if line.strip() else []

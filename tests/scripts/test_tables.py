@@ -51,7 +51,7 @@ def test_codes_with_underscores_stay_text(write):
     assert read_table(write("a.csv", "label\n1_0\n2_0\n"))["label"][:] == ["1_0", "2_0"]
 
 
-@pytest.mark.parametrize("content", ['{"a": 1}\n\n{"a": 2, "b": "\u2028"}', '[{"a": 1}, {"a": 2}]'])
+@pytest.mark.parametrize("content", ['{"a": 1}\n\n{"a": 2, "b": "\u2028"}', '\n [{"a": 1}, {"a": 2}]'])
 def test_objects_are_rows(write, content):
     assert read_table(write("a.jsonl", content))["a"][:] == [1, 2]
 
