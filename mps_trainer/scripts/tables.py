@@ -15,6 +15,7 @@ from ..utils.text import counted
 from .loading import errors_about, go_offline_if_unreachable
 
 TEXT = ("string", "large_string")
+LONGEST = 2**31 - 1  # characters of a cell, which may be a whole book: Python's csv stops at 131,072
 
 
 def load_splits(name: str, seed: int = 42) -> tuple[Any, Any]:
@@ -90,6 +91,7 @@ def _read_cells(path: Path, header: Sequence[str] | None) -> dict[str, list[Any]
     hint = "Columns are separated by one tab." if style else "A text with a comma or a quote needs quotes around it."
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True, **style)
+        limit = csv.field_size_limit(LONGEST)
         try:
             names = header or next(reader, [])
             for cells in filter(None, reader):
@@ -98,6 +100,8 @@ def _read_cells(path: Path, header: Sequence[str] | None) -> dict[str, list[Any]
                 rows.append(cells)
         except csv.Error as error:
             raise MisconfigurationException(f"{path}, line {reader.line_num}: {error}. {hint}") from error
+        finally:
+            csv.field_size_limit(limit)
     if not rows or len(set(names)) < len(names):
         raise ValueError("the header has a column twice." if rows else "it has no rows.")
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))

@@ -1,5 +1,6 @@
 """Tables are read as they are, or refused in one line that names the place."""
 
+import csv
 import json
 
 import pytest
@@ -45,6 +46,12 @@ def test_columns_of_csv_that_are_all_numbers_hold_numbers(write):
         {"text": "NA", "label": 2, "score": 1.0, "mixed": "x"},
         {"text": "c", "label": None, "score": None, "mixed": None},
     ]
+
+
+def test_long_texts_are_read(write):
+    limit = csv.field_size_limit()
+    (row,) = read_table(write("a.csv", f"text\n{'word ' * 40_000}\n")).to_list()
+    assert (len(row["text"]), csv.field_size_limit()) == (200_000, limit)
 
 
 def test_codes_with_underscores_stay_text(write):
