@@ -94,7 +94,7 @@ def _grid(chart: Chart) -> list[float]:
         return [float(power) for power in range(math.floor(low), math.ceil(high) + 1)]
     if chart.from_zero:
         low = min(low, 0.0)
-    if low == high:
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), 1e-300):  # pygal never ends between two numbers that touch
         low, high = low - (abs(low) * 0.1 or 1.0), high + (abs(high) * 0.1 or 1.0)
     rough = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(rough))

@@ -137,6 +137,8 @@ def test_each_curve_has_a_text_at_each_point_and_a_logarithmic_axis_over_many_po
         ([-3.2, 5.0], ["-5", "-2.5", "0", "2.5", "5"]),
         ([0.61, 0.61], ["0.5", "0.55", "0.6", "0.65", "0.7"]),
         ([12.0, 118.0], ["0", "50", "100", "150"]),
+        ([0.9, 0.9000000000000001], ["0.8", "0.85", "0.9", "0.95", "1"]),  # pygal would never end
+        ([0.0, 5e-324], ["-1", "-0.5", "0", "0.5", "1"]),
     ],
 )
 def test_all_points_are_between_the_first_and_the_last_line_of_the_grid(values, lines):
