@@ -1,5 +1,6 @@
 """The page as a file: whole by itself, and nothing in it obeys what it was made of."""
 
+import math
 import re
 
 import pytest
@@ -78,6 +79,13 @@ def test_no_section_is_without_content_and_a_run_without_anything_has_a_page(rec
     made = Elements(run_page(RunRecord("nothing", {})))
     assert "<h1>nothing</h1>" in run_page(RunRecord("nothing", {}))
     assert not [tag for tag, _ in made.found if tag in ("h2", "section", "table")]
+
+
+def test_a_metric_too_large_to_be_drawn_is_a_number(record):
+    record.history = [{"step": step, "eval_perplexity": math.exp(350 + step)} for step in (1, 9)]
+    page = run_page(record)
+    assert f"{math.exp(359)}"[:40] in page
+    assert "<h2>Perplexity" not in page
 
 
 def test_runs_are_compared_by_metrics_arguments_and_surroundings(data):
