@@ -79,6 +79,8 @@ def _never_in_the_way(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *args, **kwargs)
         except Exception as error:
             self.is_closed = True
+            if self._fallbacks is not None:
+                self._fallbacks.end()
             _warn(self.folder, error)
 
     return guarded
@@ -116,8 +118,8 @@ class Recorder:
             self._add("begin")
         else:
             self._add("resume", f"from {run.resume_from}")
-        self._fallbacks = FallbackWatch() if args.device.type == "mps" else None
         self._look()
+        self._fallbacks = FallbackWatch() if args.device.type == "mps" else None  # last: an error would leave it
 
     @_never_in_the_way
     def on_log(self, logs: Any = None, **details: Any) -> None:

@@ -319,6 +319,14 @@ def test_a_warning_of_torch_on_a_mac_is_a_name_and_no_list(monkeypatch):
     assert "only the first operator" in found["text"]
 
 
+def test_a_report_that_cannot_be_written_watches_no_longer(make_trainer, tmp_path, monkeypatch, mps):
+    watch = mock.Mock()
+    monkeypatch.setattr(recorder, "FallbackWatch", lambda: watch)
+    (tmp_path / "run" / NAME).mkdir(parents=True)
+    make_trainer(report=True, max_steps=2, use_cpu=False, **SAVING).train()
+    watch.end.assert_called_once_with()
+
+
 def test_the_trials_of_a_search_are_compared(make_trainer, make_model, tmp_path):
     pytest.importorskip("optuna")
     trainer = make_trainer(
