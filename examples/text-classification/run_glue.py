@@ -139,7 +139,8 @@ def parse(argv: list[str]) -> tuple[ModelArguments, DataTrainingArguments, mps_t
         data_args.data_dir = str(EMBEDDED / "data" / TASKS[data_args.task_name].folder)
     elif model_args.model_name_or_path is None:
         parser.error("--model_name_or_path is missing: give a model's folder or name, or --embedded for a tiny one")
-    evaluates = training_args.do_eval and "do_eval" in names  # an eval_strategy sets do_eval too
+    # an eval_strategy sets do_eval too, and the embedded model has random weights
+    evaluates = training_args.do_eval and ("do_eval" in names or not data_args.embedded)
     if not (training_args.do_train or evaluates or training_args.do_predict):
         if not data_args.embedded:
             parser.error("Nothing is asked for: add --do_train, --do_eval or --do_predict")

@@ -230,9 +230,10 @@ def _write_processor_and_args(processing_class: Any, args: TrainingArguments, fo
     """Writes the arguments for people to read: no code here reads the file, because unpickling could run code."""
     if processing_class is not None and hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
-    path = os.path.join(folder, "training_args.bin")
+    path, shown = os.path.join(folder, "training_args.bin"), copy.copy(args)
+    shown.hub_token = None  # the file is uploaded
     try:
-        torch.save(args, path)
+        torch.save(shown, path)
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # a class inside a function, for one
         logger.warning("%s was not written: the arguments cannot be pickled (%s).", path, error)
         with contextlib.suppress(FileNotFoundError):

@@ -1,5 +1,6 @@
 """Weights that their owner converted: loaded with a warning, or refused where a part of them is missing."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -110,12 +111,13 @@ class Processor:
     ids=["none", "cannot", "can"],
 )
 def test_a_processor_is_saved_with_the_model_if_it_can_be(make_args, make_model, tmp_path, processor, files):
-    args = make_args()
+    args = make_args(hub_token="secret")
     writers.write_model_files(make_model(), processor, args, str(tmp_path / "new" / "folder"))
     writers.write_files_without_weights(make_model(), processor, args, str(tmp_path / "no" / "weights"))
     assert sorted(os.listdir(tmp_path / "new" / "folder")) == sorted([WEIGHTS, "training_args.bin", *files])
     assert sorted(os.listdir(tmp_path / "no" / "weights")) == sorted(["training_args.bin", *files])
-    assert torch.load(tmp_path / "no" / "weights" / "training_args.bin", weights_only=False) == args
+    saved = torch.load(tmp_path / "no" / "weights" / "training_args.bin", weights_only=False)
+    assert (saved, args.hub_token) == (dataclasses.replace(args, hub_token=None), "secret")
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -40,6 +40,8 @@ def test_evaluation_batch_has_shape_of_training_batch(words, size):
 def test_an_eval_strategy_alone_trains_too():
     assert parse([*EMBEDDED, "--eval_strategy", "epoch"])[2].do_train
     assert not parse([*EMBEDDED, "--eval_strategy", "epoch", "--do_eval"])[2].do_train
+    own = ["--task_name", "mrpc", "--model_name_or_path", "model"]  # transformers evaluates it
+    assert not parse([*own, "--output_dir", "out", "--eval_strategy", "epoch"])[2].do_train
 
 
 @pytest.mark.parametrize(
