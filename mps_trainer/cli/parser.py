@@ -22,7 +22,8 @@ class OneLineParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, opening: str = "", **settings: Any) -> None:
-        super().__init__(*args, **settings)
+        # an abbreviation of two flags, such as --config, would be refused among the script's arguments as well
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
         self.opening = opening
 
     def format_help(self) -> str:

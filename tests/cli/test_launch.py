@@ -53,7 +53,7 @@ def started(folder, monkeypatch):
     return launch
 
 
-@pytest.mark.parametrize("words", [["train.py", "--help", "-m", ""], ["-m", "json.tool", "x.json"]])
+@pytest.mark.parametrize("words", [["train.py", "--help", "-m", "", "--config", "x"], ["-m", "json.tool", "x.json"]])
 def test_script_without_settings_is_run_as_typed(started, words):
     assert started(*words) == (words, {})
 
