@@ -74,7 +74,10 @@ def count(text: str, least: int = 1) -> int:
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
-    """Raises MisconfigurationException for a script or a folder that is not there, before anything takes time."""
+    """Raises MisconfigurationException for a script or a folder that is not there, before anything takes time.
+
+    Makes the path of the report absolute, because a script may change the working folder.
+    """
     check_script(arguments.script)
     if arguments.json is None:
         return
@@ -82,6 +85,7 @@ def check_paths(arguments: argparse.Namespace) -> None:
     if target.exists() and target.samefile(arguments.script):
         raise MisconfigurationException(f"--json {arguments.json} is the script itself. Name another file.")
     check_report(arguments.json)
+    arguments.json = os.path.abspath(arguments.json)
 
 
 def check_report(path: str) -> None:

@@ -26,7 +26,8 @@ def fit(run_on):
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
 def test_fit_of_a_script_that_fits_is_0_and_trains_nothing(fit, trainer, tmp_path):
     before = Trainer.train, Trainer.evaluate
-    result = fit(BERT + trainer + EVALUATES, "--json", "report.json")
+    elsewhere = "import os; os.mkdir('runs'); os.chdir('runs')\n"
+    result = fit(BERT + elsewhere + trainer + EVALUATES, "--json", "report.json")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("A training step of BertForSequenceClassification needs ")
     assert "Peak with each of these changes:" in result.stdout
@@ -37,7 +38,7 @@ def test_fit_of_a_script_that_fits_is_0_and_trains_nothing(fit, trainer, tmp_pat
     memory = {"memory_gb": 8, "bytes_recommended": 5726623061, "bytes_recommended_on_some": None}
     assert report["macs"][0] == {**memory, "fits": True}
     assert (Trainer.train, Trainer.evaluate) == before
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "runs" / "out").exists()
 
 
 def test_fit_of_a_script_for_no_mac_is_1_and_needs_no_memory(fit, tmp_path):
