@@ -7,10 +7,10 @@ import contextlib
 import functools
 import json
 import os
-import runpy
 import sys
 import time
 import traceback
+import types
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +114,12 @@ def run_script(path: str, arguments: list[str]) -> int:
     """
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
-    begun = time.time()
+    begun, own, script = time.time(), sys.modules["__main__"], types.ModuleType("__main__")
+    script.__file__ = os.path.abspath(path)  # not runpy.run_path, which leaves it relative or changes sys.argv[0]
+    sys.modules["__main__"] = script
     try:
         with contextlib.redirect_stdout(sys.stdout), contextlib.redirect_stderr(sys.stderr):
-            runpy.run_path(path, run_name="__main__")
+            exec(compile(Path(path).read_bytes(), script.__file__, "exec", dont_inherit=True), vars(script))
     except ScriptStopped as stopped:
         trainer = stopped.found[-1]
         with contextlib.suppress(OSError):  # the folder has files
@@ -133,11 +135,13 @@ def run_script(path: str, arguments: list[str]) -> int:
         print(str(interrupt) or "Interrupted.", file=sys.stderr)
         return INTERRUPTED
     except BaseException as error:  # anything that a script raises is the script's
-        trace = error.__traceback__  # without the frames of this package and of runpy
-        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = error.__traceback__  # without the frames of this package
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         traceback.print_exception(type(error), error, trace)
         return 1
+    finally:
+        sys.modules["__main__"] = own
     return 0
 
 

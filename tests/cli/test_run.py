@@ -23,6 +23,11 @@ def test_run_gives_the_script_this_trainer_and_its_arguments(script):
     assert transformers.Trainer.__module__ == "transformers.trainer"  # for what comes after it in this process
 
 
+def test_run_names_and_compiles_the_script_as_python_does(script, tmp_path):
+    ended = script("x: int = 0\nprint(__file__, sys.argv[0], __annotations__['x'])")
+    assert ended.stdout == f"{tmp_path / 'train.py'} train.py <class 'int'>\n"
+
+
 @pytest.mark.parametrize("before", ["", "import mps_trainer.replace_transformers\n"])
 def test_run_works_again_in_one_process_and_with_the_import(script, before):
     for _ in range(2):
