@@ -89,8 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
             command = [sys.executable, *again, *script]
         return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
     if count == 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os.execve(sys.executable, command, environ)
     os.environ.update(environ)  # torchrun's processes begin with a copy of it
     # torchrun would give each process one thread, and warn of it

@@ -53,6 +53,12 @@ def started(folder, monkeypatch):
     return launch
 
 
+def test_launch_needs_no_open_streams(started, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert started("train.py") == (["train.py"], {})
+
+
 @pytest.mark.parametrize("words", [["train.py", "--help", "-m", "", "--config", "x"], ["-m", "json.tool", "x.json"]])
 def test_script_without_settings_is_run_as_typed(started, words):
     assert started(*words) == (words, {})
