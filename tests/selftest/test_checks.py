@@ -77,6 +77,17 @@ def draws_not_restored(patch):
         patch.setattr(f"mps_trainer.{module}.set_rng", lambda state: None)
 
 
+def nan_after_resuming(patch):
+    train = Trainer.train
+
+    def resumed(self, resume_from_checkpoint):
+        if resume_from_checkpoint:
+            wrong_on_mps(lambda x, result: result * float("nan"))(patch)
+        return train(self, resume_from_checkpoint)
+
+    patch.setattr(Trainer, "train", resumed)
+
+
 def reads_in_each_step(patch):
     step = Trainer.training_step
 
@@ -95,6 +106,7 @@ WRONG = {
     "gradients 1% off": (wrong_on_mps(lambda x, result: result + 0.01 * (x - x.detach())), *FAILED_LOSSES),
     "results 0.1% off": (wrong_on_mps(lambda x, result: result * 1.001), *FAILED_LOSSES),
     "nan": (wrong_on_mps(lambda x, result: result * float("nan")), "bf16", "failed", "^the loss is nan at step 1, "),
+    "nan after resuming": (nan_after_resuming, RESUMED[1], "failed", "its losses differ by nan, "),
     "a format that it does not compute in": (
         lambda patch: patch.setattr(MPSAccelerator, "precisions", lambda facts: ("fp32", "fp16")),
         "bf16",
