@@ -222,8 +222,11 @@ def _processes(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding("several-macs", NOTE, what, remedy)
     accelerator = ACCELERATORS[trains_on(facts) or "cpu"]
     if (count := accelerator.count(facts)) > 1:
-        what = f"{count} GPUs are here, and this release trains on one of them"
-        remedy = f"the others are free for other runs: {accelerator.visible_variable}=1 chooses the second"
+        what = f"{count} GPUs are here, and one process trains on one of them"
+        remedy = (
+            f"torchrun --nproc_per_node {count} SCRIPT trains on all of them; {accelerator.visible_variable}=1 "
+            "chooses the second"
+        )
         yield Finding("idle-gpus", NOTE, what, remedy)
 
 

@@ -161,7 +161,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
     ),
     "linux that may have hidden GPUs": known("linux_cuda_hidden", "cuda", "unset CUDA_VISIBLE_DEVICES"),
     "linux with CUDA's torch and no GPU": known("linux_cuda_build_without_driver"),
-    "linux with 8 GPUs": known("linux_8_cuda", "idle-gpus", "CUDA_VISIBLE_DEVICES=1"),
+    "linux with 8 GPUs": known("linux_8_cuda", "idle-gpus", "torchrun --nproc_per_node 8 SCRIPT"),
     "linux with 8 GPUs and the CPU by environment": known(
         "linux_8_cuda_accelerate_cpu", "asked-for-cpu", "unset ACCELERATE_USE_CPU", 1
     ),
