@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,8 @@ def estimate(
             tell("the step")
             batch, cost = _first(trainer, batches)
             limits = {size: limit_of(size) for size in SIZES}
-            texts = longest_texts(trainer, batch, limits.values(), tell) if longest else {}
+            with _errors_explained(trainer):  # some columns of a batch cannot be made longer
+                texts = longest_texts(trainer, batch, limits.values(), tell) if longest else {}
             offered = remedies_for(trainer, batch.examples)
             whole = together(offered)
             results = [_result(trainer, batch, each, tell) for each in [*offered, *([] if whole is None else [whole])]]
@@ -89,8 +91,15 @@ def _first(trainer: Trainer, batches: int) -> tuple[Batch, StepCost]:
         batch = largest_batch(trainer, batches)
     except ValueError as error:  # no data
         raise MisconfigurationException(sentence(error)) from error
-    try:
+    with _errors_explained(trainer):
         return batch, measure_step(trainer, batch)
+
+
+@contextlib.contextmanager
+def _errors_explained(trainer: Trainer) -> Iterator[None]:
+    """Raises MisconfigurationException for an error of a step inside."""
+    try:
+        yield
     except MisconfigurationException:
         raise
     except Exception as error:  # a model, a loss and an optimizer may do anything with a tensor

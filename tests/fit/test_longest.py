@@ -84,6 +84,18 @@ def test_a_batch_without_tokens_is_refused(make_args):
     assert "--longest needs batches with input_ids" in refusal(estimate, trainer, longest=True)
 
 
+class Weighted(Trainer):
+    def compute_loss(self, model, inputs, **kwargs):
+        weights = inputs.pop("weights")
+        return (model(**inputs).logits[..., 0] * weights).mean()
+
+
+def test_a_step_that_fails_with_longer_texts_is_explained(make_args):
+    rows = [{**text(), "weights": torch.ones(LENGTH)} for _ in range(4)]
+    trainer = Weighted(llama(), make_args(remove_unused_columns=False), train_dataset=rows)
+    assert "The step of LlamaForCausalLM failed with RuntimeError" in refusal(estimate, trainer, longest=True)
+
+
 def cost_of(make_args, **settings):
     trainer = trainer_of(make_args, llama(), [text() for _ in range(4)], **settings)
     with as_on_mps():
