@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,8 @@ COMMANDS = (doctor, selftest, config, launch, run, report, check, fit, simulate,
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status; `argv` defaults to the command line."""
     arguments = None
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr does so: it writes out what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         words = sys.argv[1:] if argv is None else list(argv)
         arguments = _parser().parse_args(words)

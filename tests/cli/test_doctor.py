@@ -1,6 +1,7 @@
 """`mps-trainer doctor`, as a user runs it."""
 
 import functools
+import io
 import json
 import os
 import subprocess
@@ -85,3 +86,10 @@ def test_doctor_writes_out_escape_sequences(recorded, capsys):
     facts = replace(MACHINES["m2_rosetta_torch_missing"], python_executable="\x1b[2Jpython\n3", chip="\x07")
     recorded(facts.to_dict())
     assert capsys.readouterr().out.replace("\n", "").isprintable()
+
+
+def test_a_terminal_without_a_character_shows_its_number(recorded, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert recorded(replace(MACHINES["m3_macos_15"], python_executable="/Users/jürgen/python").to_dict()) == 0
+    assert b"/Users/j\\xfcrgen/python" in terminal.buffer.getvalue()
