@@ -65,8 +65,10 @@ def torchrun(script: Sequence[str], count: int) -> int:
 
     # the address is given because the host name of a Mac need not resolve
     where = ["--standalone", "--local_addr", "127.0.0.1", "--nproc_per_node", str(count)]
+    is_module = script[0] == "-m"
     try:
-        run(parse_args([*where, *script]))
+        # without --, torchrun would refuse a flag of the script that abbreviates two of its own
+        run(parse_args([*where, *script[:is_module], "--", *script[is_module:]]))
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as failed:

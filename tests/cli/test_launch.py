@@ -113,7 +113,7 @@ def test_torchrun_ends_with_the_status_of_the_first_process_that_failed(folder, 
 
     def fail(parsed):
         assert (parsed.nproc_per_node, parsed.module, parsed.standalone) == ("3", True, True)
-        assert (parsed.training_script, parsed.training_script_args) == ("json.tool", ["--help", "--nproc_per_node"])
+        assert (parsed.training_script, parsed.training_script_args) == ("json.tool", ["--help", "--log"])
         assert os.environ["OMP_NUM_THREADS"] == "2"
         failures = {rank: ProcessFailure(rank, 11 + rank, code, "none") for rank, code in codes.items()}
         raise ChildFailedError("json.tool", failures)
@@ -122,7 +122,7 @@ def test_torchrun_ends_with_the_status_of_the_first_process_that_failed(folder, 
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # launch sets it for torchrun's processes
-    words = ["--cpu", "--num_processes", "3", "-m", "json.tool", "--help", "--nproc_per_node"]
+    words = ["--cpu", "--num_processes", "3", "-m", "json.tool", "--help", "--log"]
     assert cli.main(["launch", *words]) == status
     assert f"process 1 of 3 ended with status {status}" in capsys.readouterr().err
 
