@@ -188,7 +188,7 @@ def newest_checkpoint(folder: str, run: str) -> str | None:
 
 def clear(folder: str) -> None:
     """Removes what a run without a checkpoint left in `folder`, as scripts refuse a folder that is not empty."""
-    # a trial of a search makes its folder at the first save
+    # a trial of a search makes its folder at the first save, and a script may remove it
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = os.path.join(folder, name)
         if os.path.isdir(path) and _LEFT_OVER.fullmatch(name):
