@@ -113,9 +113,9 @@ def run_evaluation(
             if counts:
                 seen += size
                 main_input = None
-                if "inputs" in args.include_for_metrics:
+                if "inputs" in args.include_for_metrics and not by_batch:
                     main_input = inputs  # of which metrics of single batches get all
-                    if not (is_shared and args.batch_eval_metrics):
+                    if not args.batch_eval_metrics:
                         main_input = trainer._prepare_input(inputs[main_input_name(trainer.model)])
                 kept.add(loss, size, logits, labels, main_input)
                 trainer._mt_events.fire("on_prediction_step")
