@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import math
@@ -63,10 +62,8 @@ class EvaluatedTrainer(Protocol):
 
     @property
     def _mt_events(self) -> Events: ...
-    @property
-    def evaluate(self) -> Callable[..., dict[str, float]]: ...
-    @property
-    def evaluation_loop(self) -> Callable[..., EvalLoopOutput]: ...
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]: ...
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput: ...
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any: ...
     def _prepare_input(self, data: Any) -> Any: ...
     def _wrap_model(self, model: Any, training: bool = True) -> nn.Module: ...
@@ -100,11 +97,14 @@ def run_evaluation(
     is_seen |= by_batch and "inputs" in args.include_for_metrics
     moves_batches = is_seen and args.device.type != "cpu"  # transformers' loaders move them, so an override need not
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
+
+    def name_row(row: int) -> str:
+        return f"Row {seen + row} of the {description.lower()} dataset" if in_order else f"Row {row} of a batch"
+
     with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
         for number, ((inputs, is_last), counts) in enumerate(steps):
             counts = counts and not (is_shared and is_padding(loader, number))
             size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
-            name_row = functools.partial(_name_row, description, seen if in_order else None)
             with check.watching(inputs, name_row):
                 inputs = trainer._mt_transfer(inputs) if moves_batches else inputs
                 loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
@@ -159,11 +159,6 @@ def _metrics(
         inputs=inputs if "inputs" in wanted else None,
     )
     return trainer.compute_metrics(prediction, **settings)
-
-
-def _name_row(description: str, before: int | None, row: int) -> str:
-    """Returns a description of a row of a batch, `before` rows after the beginning of the dataset."""
-    return f"Row {row} of a batch" if before is None else f"Row {before + row} of the {description.lower()} dataset"
 
 
 def _model_in_eval_mode(trainer: EvaluatedTrainer) -> nn.Module:

@@ -70,9 +70,7 @@ def named_metrics(
 
 def _is_savable(value: Any) -> bool:
     """Returns True for a value that a checkpoint's JSON can hold and a resumed run accepts."""
-    if value is None or isinstance(value, (bool, str)):
-        return True
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return is_number(value)
     try:
         json.dumps(value, sort_keys=True)

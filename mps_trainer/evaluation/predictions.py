@@ -15,9 +15,6 @@ from ..distributed import Processes
 from ..training_args import TrainingArguments
 from ..utils.caches import CACHES
 
-_NOTHING = object()
-
-
 # One batch
 
 
@@ -94,8 +91,8 @@ class Predictions:
         """Adds the batches of all processes in the order of a single process: the first of each, then the second."""
         self._to_host()
         for i, own in enumerate(self._on_host):
-            in_turn = zip_longest(*processes.gather(own), fillvalue=_NOTHING)
-            self._on_host[i] = [batch for batches in in_turn for batch in batches if batch is not _NOTHING]
+            in_turn = zip_longest(*processes.gather(own))
+            self._on_host[i] = [batch for batches in in_turn for batch in batches if batch is not None]
 
     def by_batch(self) -> Iterator[tuple[Any, ...]]:
         """Yields losses, predictions, labels and inputs of each batch, after `gather`; None where there are none."""
