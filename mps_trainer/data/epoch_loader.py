@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import functools
 import itertools
 import multiprocessing
 import weakref
@@ -131,17 +130,16 @@ class _RecordedIndices:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        record = functools.partial(_record, self.loader.rows, self.loader.iteration)
-        return itertools.islice(map(record, self.sampler, itertools.count()), self.loader.unloaded, None)
+        recorded = self._recorded(iter(self.sampler), self.loader.rows, self.loader.iteration)
+        return itertools.islice(recorded, self.loader.unloaded, None)
 
-
-def _record(rows: dict[tuple[int, int], Sequence[int]], epoch: int, indices: Any, number: int) -> Any:
-    with contextlib.suppress(TypeError):  # a dataset may have other keys than numbers
-        given = indices if isinstance(indices, (list, tuple)) else [indices]
-        rows[epoch, number] = array.array("q", given)
-    if len(rows) > _RECORDED:
-        del rows[next(iter(rows))]
-    return indices
+    def _recorded(self, batches: Iterator[Any], rows: Any, epoch: int) -> Iterator[Any]:
+        for number, indices in enumerate(batches):
+            with contextlib.suppress(TypeError):  # a dataset may have other keys than numbers
+                rows[epoch, number] = array.array("q", indices if isinstance(indices, (list, tuple)) else [indices])
+            if len(rows) > _RECORDED:
+                del rows[next(iter(rows))]
+            yield indices
 
 
 class PrefetchIterator(Iterator[Any]):

@@ -105,8 +105,7 @@ def explain_starting(error: Exception, loader: Any) -> None:
 
 def explain_worker(error: Exception, batches: Any) -> None:
     """Explains `error` if a worker has died, which interrupts whatever this process does."""
-    text = why_worker_died(error, getattr(batches, "_batches", None))
-    if text is not None:
+    if (text := why_worker_died(error, getattr(batches, "_batches", None))) is not None:
         explain(error, text)
 
 

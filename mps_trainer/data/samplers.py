@@ -124,8 +124,7 @@ def _rebalanced(lengths: list[int], update: int, accumulation: int, drop_last: b
             "train_sampling_strategy='batch_rebalance' needs transformers' BatchRebalanceSampler, and the installed "
             "release has none. Install a newer one, or use train_sampling_strategy='group_by_length'."
         )
-    processes = {"dp_size": 1, "rank": 0}
-    return kind(lengths, update, grad_accum=accumulation, drop_last=drop_last, **processes)
+    return kind(lengths, update, dp_size=1, rank=0, grad_accum=accumulation, drop_last=drop_last)
 
 
 def warn_of_order(dataset: Any, args: TrainingArguments) -> None:

@@ -47,18 +47,15 @@ class WorkerInit:
         def seed_and_make(kind: Any, dataset: Any, *settings: Any) -> Any:
             number, epoch = shared.tolist()
             if number > 0:
-                self._seed_all(number, worker)
+                entropy = [(self.seed or 0) % 2**64, self.rank, number, worker]
+                seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+                random.seed(seed)
+                np.random.seed(seed)
+                torch.manual_seed(seed)
                 set_epoch(epoch, dataset)
             return make(kind, dataset, *settings)
 
         _DatasetKind.create_fetcher = staticmethod(seed_and_make)  # type: ignore[method-assign]
-
-    def _seed_all(self, number: int, worker: int) -> None:
-        entropy = [(self.seed or 0) % 2**64, self.rank, number, worker]
-        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
 
 
 def close_workers(loader: Any) -> None:
