@@ -15,7 +15,6 @@ from ..utils.documentation import page
 from ..utils.text import format_bytes
 from .accelerators import ACCELERATORS, MPSAccelerator
 from .accelerators.base import torch_missing
-from .accelerators.gpu import GPUAccelerator
 from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
 from .facts import MachineFacts, parse_version
 from .known_faults import SILENT, faults_to_warn_of
@@ -177,7 +176,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
     """Yields findings for GPUs that are there, or a build for them, and that torch cannot use or is kept from."""
     for kind, accelerator in ACCELERATORS.items():
         obstacle = accelerator.why_not(facts)
-        if issubclass(accelerator, GPUAccelerator) and obstacle is not None and obstacle.name == kind:
+        if obstacle is not None and obstacle.name == kind:  # of other GPUs than a Mac's
             severity = ERROR if obstacle.repairable else WARNING
             yield Finding(kind, severity, obstacle.why, obstacle.remedy, device=kind)
     value = facts.environment.get("ACCELERATE_USE_CPU")

@@ -25,8 +25,6 @@ _LIGHTNINGS = (
     "lightning_fabric.accelerators.mps",
 )
 
-OTHER_VIRTUAL_MACS = "some virtual ones, such as GitHub's macos-15 runners, run small models on mps"
-
 NATIVE_PYTHON = (
     "install a native arm64 Python, for example Miniforge's MacOSX-arm64 installer or Homebrew under /opt/homebrew, "
     "make a new environment with it and install torch there; "
@@ -88,7 +86,7 @@ class MPSAccelerator(Accelerator):
                 True,
                 "torch-without-mps",
             )
-        return too_old or (_allocation_failed(facts) if facts.mps_available else _unavailable(facts))
+        return too_old or _no_device(facts)
 
     @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
@@ -158,22 +156,6 @@ def _emulated(facts: MachineFacts) -> Obstacle:
     )
 
 
-def _unavailable(facts: MachineFacts) -> Obstacle:
-    if facts.virtual_machine:
-        return Obstacle(
-            "this is a virtual Mac without a Metal device",
-            f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
-            name="virtual-mac",
-        )
-    # torch's own message then blames macOS 15.0+, which is not the cause: a sandboxed process gets no Metal device.
-    return Obstacle(
-        f"torch {facts.torch_version} has MPS, and macOS {facts.os_version} gives this process no Metal device",
-        "run outside any sandbox, in a terminal of a logged-in user, and install the latest macOS update",
-        True,
-        "no-metal",
-    )
-
-
 def _macos_too_old(facts: MachineFacts) -> Obstacle | None:
     macos, minimum = parse_version(facts.os_version), minimum_macos(facts.torch_version)
     if facts.system != "Darwin" or facts.torch_version is None or not macos or macos >= minimum:
@@ -191,9 +173,11 @@ def _macos_too_old(facts: MachineFacts) -> Obstacle | None:
     )
 
 
-def _allocation_failed(facts: MachineFacts) -> Obstacle:
+def _no_device(facts: MachineFacts) -> Obstacle:
+    """Returns the obstacle for a torch that has MPS and reports no device, or one on which an allocation failed."""
     error = facts.mps_allocation_error or "no error was recorded"
-    if "watermark ratio" in error:
+    failed = f"torch reports MPS, but an allocation on it failed ({error})"
+    if facts.mps_available and "watermark ratio" in error:
         given = [name for name in (HIGH, LOW) if name in facts.environment]
         return Obstacle(
             f"torch refuses the limits of memory that are in the environment ({error})",
@@ -202,13 +186,23 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
             "refused-limits",
         )
     if facts.virtual_machine:
+        cause = f"this is a virtual Mac{f': {failed}' if facts.mps_available else ' without a Metal device'}"
         return Obstacle(
-            f"this is a virtual Mac: torch reports MPS, but an allocation on it failed ({error})",
-            f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
+            cause,
+            "train on a real Apple-silicon Mac; some virtual ones, such as GitHub's macos-15 runners, run small "
+            "models on mps",
             name="virtual-mac",
         )
+    if not facts.mps_available:
+        # torch's own message blames macOS 15.0+, which is not the cause: a sandboxed process gets no Metal device
+        return Obstacle(
+            f"torch {facts.torch_version} has MPS, and macOS {facts.os_version} gives this process no Metal device",
+            "run outside any sandbox, in a terminal of a logged-in user, and install the latest macOS update",
+            True,
+            "no-metal",
+        )
     return Obstacle(
-        f"torch reports MPS, but an allocation on it failed ({error})",
+        failed,
         "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
         True,
         "failed-allocation",
