@@ -82,14 +82,9 @@ def explained(trainer: DescribedTrainer, doing: str) -> Iterator[None]:
         # measured before the error releases what was computed
         memory = measure(trainer.args.device, getattr(trainer, "model", None), trainer.optimizer)
         remedies = _remedies(trainer, doing, memory)
-        _release_frames(error)
+        for one in with_causes(error):  # a notebook keeps the traceback, whose local variables keep all activations
+            traceback.clear_frames(one.__traceback__)
         raise DeviceOutOfMemoryError(_message(trainer, doing, error, memory, remedies), memory, remedies) from error
-
-
-def _release_frames(error: BaseException) -> None:
-    """Clears the local variables of what has failed: a notebook keeps the traceback, and they keep all activations."""
-    for one in with_causes(error):
-        traceback.clear_frames(one.__traceback__)
 
 
 def _message(trainer: DescribedTrainer, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:

@@ -16,7 +16,7 @@ import psutil
 from ..checkpoints import folders
 from ..distributed.processes import Processes
 from ..errors import with_causes
-from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Restart, Supervision
+from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Supervision
 from .gpu_faults import is_gpu_fault, ran_out_of_memory
 from .memory_errors import out_of_memory
 
@@ -41,7 +41,8 @@ class SupervisedRun:
         _calls[supervision.id, folder] += 1
         self.run_id = f"{_unique(supervision.id)}:{call}"
         self.is_restarted, self.examples = bool(supervision.restarts), supervision.examples(folder)
-        self.restarts = [each for each in supervision.restarts if _is_of(each, folder, call)]
+        died = [(each, each.progress) for each in supervision.restarts]  # None: before any call began
+        self.restarts = [each for each, at in died if at is None or (at.folder, at.call) == (folder, call)]
         self._notes = supervision.notes
         self._file: FileIO | None = None
         if self._notes is not None and processes.is_first:
@@ -97,12 +98,6 @@ def kind_of(error: BaseException) -> str:
         if is_gpu_fault(each):
             return GPU
     return OTHER
-
-
-def _is_of(restart: Restart, folder: str, call: int) -> bool:
-    """Returns True if the run in `folder` died, or the process did before any run began."""
-    died = restart.progress
-    return died is None or (died.folder, died.call) == (folder, call)
 
 
 def _unique(supervisor: str) -> str:
