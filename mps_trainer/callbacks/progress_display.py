@@ -23,11 +23,9 @@ class Display:
 
     def close(self) -> None:
         """Ends all bars."""
-        raise NotImplementedError
 
     def end_evaluation(self) -> None:
         """Ends the bar of an evaluation."""
-        raise NotImplementedError
 
 
 class Bar(tqdm):
