@@ -64,7 +64,9 @@ def charts(record: RunRecord) -> list[Chart]:
     found[0].best = best_step(record)
     for chart in found:
         chart.curves = [curve for curve in chart.curves if len(curve.x) > 1]
-        chart.log = chart.log and _spans_decades(chart.curves)
+        values = [value for curve in chart.curves for value in curve.y]
+        # a logarithmic axis is for values that spread over more than two powers of ten
+        chart.log = chart.log and bool(values) and min(values) > 0 and max(values) / min(values) > 100
     return [chart for chart in found if chart.curves]
 
 
@@ -76,12 +78,6 @@ def best_step(record: RunRecord) -> tuple[float, str] | None:
     if len(evaluated.x) < 2:
         return None
     return evaluated.x[evaluated.y.index(min(evaluated.y))], "lowest evaluation loss"
-
-
-def _spans_decades(curves: list[Curve]) -> bool:
-    """Returns True if all values are above 0 and spread over more than two powers of ten."""
-    values = [value for curve in curves for value in curve.y]
-    return bool(values) and min(values) > 0 and max(values) / min(values) > 100
 
 
 def logged(record: RunRecord, key: str, name: str = "", marked: bool = False) -> Curve:
