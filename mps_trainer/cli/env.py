@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..devices.facts import PACKAGES, MachineFacts, for_a_report, gather_facts
+from ..devices.facts import PACKAGES, MachineFacts, for_a_report, gather_facts, machine_line, system_line
 from ..devices.findings import decide, findings
-from ..utils.text import as_line, format_bytes
+from ..utils.text import as_line
 from ..version import __version__
-from .screen import chip, python, system
+from .screen import chip, python
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -37,12 +37,11 @@ def listing(facts: MachineFacts) -> str:
     if facts.torch_version is not None:
         versions["torch"] = facts.torch_version  # has the build in it: 2.13.0+cpu
     decision, refusal = decide(facts)
-    memory = "" if facts.memory_bytes is None else f"{format_bytes(facts.memory_bytes)} of memory"
-    machine = ", ".join(part for part in (chip(facts), facts.model, memory) if part)
+    machine = machine_line({**vars(facts), "chip": chip(facts)}, "chip", "model", "memory_bytes")
     entries = [
         *versions.items(),
         ("Python", python(facts)),
-        ("system", system(facts)),
+        ("system", system_line(vars(facts))),
         ("machine", machine or "unknown"),
         ("device", f"none. {refusal}" if decision is None else f"{decision.name}: {decision.reason}"),
         ("findings", "; ".join(f"{found.severity} {found.name}" for found in findings(facts)) or "none"),

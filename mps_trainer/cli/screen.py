@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ..devices.accelerators import ACCELERATORS, MPSAccelerator
-from ..devices.facts import MachineFacts
+from ..devices.facts import MachineFacts, machine_line, system_line
 from ..devices.findings import ERROR, NOTE, Finding, decide, findings
 from ..devices.probes import FALLBACK, switched_on, unreadable_switch
 from ..devices.watermarks import HIGH, LOW, limits
@@ -75,7 +75,7 @@ def _simulated(facts: MachineFacts) -> str:
 
 
 def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]]:
-    rows = [("machine", _machine(facts)), ("system", system(facts)), ("python", python(facts))]
+    rows = [("machine", _machine(facts)), ("system", system_line(vars(facts))), ("python", python(facts))]
     rows.append(("torch", facts.torch_version or f"none ({facts.torch_error or 'not installed'})"))
     decision, refusal = decide(facts)
     if decision is None:
@@ -104,7 +104,7 @@ def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]
 
 
 def _machine(facts: MachineFacts) -> str:
-    parts = [facts.model, chip(facts), facts.memory_bytes and f"{format_bytes(facts.memory_bytes)} of memory"]
+    parts = [machine_line({**vars(facts), "chip": chip(facts)}, "model", "chip", "memory_bytes")]
     if facts.recommended_bytes:
         parts.append(f"{format_bytes(facts.recommended_bytes)} for the GPU")
     if facts.virtual_machine:
@@ -115,11 +115,6 @@ def _machine(facts: MachineFacts) -> str:
 def chip(facts: MachineFacts) -> str:
     """Returns the name of the processor; Rosetta hides it, and says VirtualApple."""
     return f"Apple silicon, named {facts.chip} by Rosetta" if facts.rosetta and facts.chip else facts.chip or ""
-
-
-def system(facts: MachineFacts) -> str:
-    name = "macOS" if facts.system == "Darwin" else facts.system
-    return f"{name} {facts.os_version}".rstrip()
 
 
 def python(facts: MachineFacts) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..utils.text import first_line
+from ..utils.text import first_line, format_bytes
 from . import probes
 from .launchers import launcher_facts
 from .probes import FALLBACK, switched_on, unreadable_switch
@@ -110,6 +110,19 @@ class MachineFacts:
         """Returns the facts that `to_dict()` wrote. Unknown keys raise TypeError."""
         values: dict[str, Any] = {name: dict(v) if isinstance(v, Mapping) else v for name, v in data.items()}
         return cls(**values)
+
+
+def system_line(facts: Mapping[str, Any]) -> str:
+    """Returns the operating system in facts as `to_dict()` has them, such as "macOS 15.1"."""
+    name = "macOS" if facts.get("system") == "Darwin" else facts.get("system") or ""
+    return f"{name} {facts.get('os_version') or ''}".strip()
+
+
+def machine_line(facts: Mapping[str, Any], *names: str) -> str:
+    """Returns the facts of these names that are known, such as "Apple M3 Pro, 18.0 GiB of memory"."""
+    memory = facts.get("memory_bytes")
+    known = {**facts, "memory_bytes": memory and f"{format_bytes(memory)} of memory"}
+    return ", ".join(str(known[name]) for name in names if known.get(name))
 
 
 def macos() -> str | None:

@@ -13,7 +13,7 @@ from ..errors import DeviceUnavailableError, MisconfigurationException
 from ..utils.text import counted
 from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator, Obstacle
 from .accelerators.base import read_devices, torch_missing
-from .facts import FALLBACK, MachineFacts
+from .facts import FALLBACK, MachineFacts, system_line
 
 if TYPE_CHECKING:
     import torch
@@ -199,8 +199,7 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
         if ACCELERATORS[name].why_not(facts) is None:
             reason = f"accelerator={asked!r} takes the first usable of {', '.join(names)}"
             if name == "mps":
-                system = "macOS" if facts.system == "Darwin" else facts.system
-                version = f"{system} {facts.os_version}, torch {facts.torch_version}"
+                version = f"{system_line(vars(facts))}, torch {facts.torch_version}"
                 reason += f", and an allocation on mps worked ({version})"
             return _Choice(name, reason, f"{name} comes first", by_order=True)
     if asked == "auto":

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.columns import name_parts
-from ..devices.facts import MachineFacts, for_a_report, gather_facts
+from ..devices.facts import MachineFacts, for_a_report, gather_facts, machine_line, system_line
 from ..distributed.sharded import class_of, is_sharded
-from ..utils.text import choice_text, format_bytes
+from ..utils.text import choice_text
 from ..version import __version__
 
 if TYPE_CHECKING:
@@ -124,16 +124,14 @@ def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]
     if data:
         card = card.replace(f"{_DATA}More information needed\n", f"{_DATA}{data}\n")
     before, _, versions = card.partition(_VERSIONS)
-    system = "macOS" if facts.system == "Darwin" else facts.system
-    own_versions = f"- mps_trainer {__version__}\n- Python {facts.python_version}\n- {system} {facts.os_version}"
+    own_versions = f"- mps_trainer {__version__}\n- Python {facts.python_version}\n- {system_line(vars(facts))}"
     device = _device_lines(args, log_history, facts)
-    return f"{before}### Device\n\n{device}\n\n{_VERSIONS}{versions.rstrip()}\n{own_versions.rstrip()}\n"
+    return f"{before}### Device\n\n{device}\n\n{_VERSIONS}{versions.rstrip()}\n{own_versions}\n"
 
 
 def _device_lines(args: Any, log_history: list[dict[str, Any]], facts: MachineFacts) -> str:
     """Returns the lines on the device, why it was chosen, and how fast it trained."""
-    memory = None if facts.memory_bytes is None else f"{format_bytes(facts.memory_bytes)} of memory"
-    machine = ", ".join(part for part in (facts.chip or facts.machine, memory) if part)
+    machine = machine_line(vars(facts), "chip" if facts.chip else "machine", "memory_bytes")
     simulated = ", simulated on the CPU" if facts.mps_simulated and args.device.type == "mps" else ""
     lines = [f"- Device: {args.device}{simulated}. {args.decision.reason}", f"- Machine: {machine}"]
     if args.world_size > 1:

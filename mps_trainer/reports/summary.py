@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ..devices.facts import PACKAGES
+from ..devices.facts import PACKAGES, machine_line, system_line
 from ..utils.text import counted, format_bytes
 from . import curves
 from .formatting import date, duration, metric_name, number
@@ -205,15 +205,12 @@ def environment(record: RunRecord) -> dict[str, str]:
         facts["attention"] = str(model.get("attention") or "").removeprefix("attention ")
     versions = {**found.get("packages", {}), "torch": found.get("torch_version")}
     versions = {"mps_trainer": found.get("mps_trainer"), **{name: versions.get(name) for name in PACKAGES}}
-    system = "macOS" if found.get("system") == "Darwin" else str(found.get("system") or "")
-    memory = found.get("memory_bytes")
-    machine = (found.get("chip"), found.get("model"), f"{format_bytes(memory)} of memory" if memory else "")
     variables = ", ".join(f"{name}={value}" for name, value in found.get("environment", {}).items())
     facts |= {
         "packages": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "Python": f"{found.get('python_version')}, {found.get('machine')}",
-        "system": f"{system} {found.get('os_version') or ''}".strip(),
-        "machine": ", ".join(str(part) for part in machine if part),
+        "system": system_line(found),
+        "machine": machine_line(found, "chip", "model", "memory_bytes"),
         "variables": variables or "none that matter are set",
         "begun": date(record.sessions[0].begun) if record.sessions else "",
     }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..utils.text import format_bytes
+from ..devices.facts import machine_line, system_line
 
 WIDTH = 100
 
@@ -81,8 +81,10 @@ class SelftestReport:
 
     def _head(self) -> list[str]:
         """Returns the lines with device and versions. They name a simulated device as simulated."""
+        facts = {**self.facts, "system": system_line(self.facts)}
+        machine = machine_line(facts, "chip", "memory_bytes", "system", "machine")
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        lines = [f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {self._machine()}"]
+        lines = [f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {machine}"]
         lines += textwrap.wrap(versions, WIDTH, break_long_words=False, break_on_hyphens=False)
         if self.simulated:
             lines.append("The device is simulated on the CPU: its speed and its kernels are not those of a Mac.")
@@ -91,13 +93,6 @@ class SelftestReport:
             for other in self.decision["rejected"]
             if other["repairable"]
         ]
-
-    def _machine(self) -> str:
-        facts = self.facts
-        memory = facts["memory_bytes"] and f"{format_bytes(facts['memory_bytes'])} of memory"
-        system = {"Darwin": "macOS"}.get(facts["system"], facts["system"])
-        parts = (facts["chip"], memory, f"{system} {facts['os_version']}", facts["machine"])
-        return ", ".join(part for part in parts if part)
 
 
 def _of_json(value: Any) -> Any:
