@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.size import MOST_ITEMS, is_too_large, parts_of_value
+from ..utils.size import MOST_ITEMS, is_too_large
 from .choices import SchedulerType
 from .fields import Declaration
 from .readers import refuse
@@ -26,7 +26,7 @@ def coerce(args: Any, declared: Mapping[str, Declaration]) -> None:
     """
     for name, field in declared.items():
         value = getattr(args, name)
-        if is_too_large(value, parts_of_value):
+        if is_too_large(value):
             raise refuse(name, value, f"a value of at most {MOST_ITEMS} items")
         if value is not None or not field.optional:
             setattr(args, name, field.convert(value))

@@ -14,6 +14,7 @@ from ..arguments.readers import read_flag
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import read_bytes
 from ..utils.home import in_home, named
+from ..utils.size import MOST_ITEMS, is_too_large
 from ..utils.text import sentence, shown
 from .settings import DEFAULTS, Settings, read_settings
 
@@ -88,10 +89,11 @@ def load(path: Path) -> LoadedSettings:
     """Reads a file of settings, ours or Accelerate's. Raises MisconfigurationException where it cannot be read."""
     import yaml  # --help does without it
 
-    from ..utils.yaml_loader import BoundedLoader
-
     try:
-        values = yaml.load(read_bytes(path, LARGEST).decode(), Loader=BoundedLoader) or {}
+        text = read_bytes(path, LARGEST).decode()
+        if is_too_large(yaml.compose(text, Loader=yaml.SafeLoader)):  # before any of its items is built
+            raise ValueError(f"its aliases expand to more than {MOST_ITEMS} items")
+        values = yaml.safe_load(text) or {}
         if not isinstance(values, Mapping):
             raise ValueError(f"it has a {type(values).__name__} instead of lines such as `device: cpu`")
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
