@@ -29,6 +29,8 @@ def hide_cuda() -> None:
         SimulatorUnavailableError: if torch has been imported, or the library cannot be built or loaded.
     """
     global _library
+    if _failed is not None:
+        raise _failed
     if platform.system() != "Linux" or _library is not None or not torch_version().cuda:
         return  # there is no CUDA to hide
     if "torch" in sys.modules:
@@ -54,7 +56,7 @@ def hide_cuda() -> None:
 
 
 def hide_unused_cuda() -> None:
-    """Hides CUDA on a machine without an NVIDIA GPU before torch is imported; `require_hidden` raises its errors."""
+    """Hides CUDA on a machine without an NVIDIA GPU before torch is imported; `hide_cuda` raises its errors."""
     global _failed
     if "torch" in sys.modules or platform.system() != "Linux" or any(map(os.path.exists, _GPUS)):
         return
@@ -62,10 +64,3 @@ def hide_unused_cuda() -> None:
         hide_cuda()
     except SimulatorUnavailableError as error:
         _failed = error
-
-
-def require_hidden() -> None:
-    """Raises SimulatorUnavailableError if torch is built for CUDA and CUDA is not hidden."""
-    if _failed is not None:
-        raise _failed
-    hide_cuda()

@@ -19,7 +19,7 @@ from ..devices import facts
 from ..devices.watermarks import HIGH, MOST, Ratio
 from ..errors import MisconfigurationException
 from .build import load_extension
-from .cuda import require_hidden
+from .cuda import hide_cuda
 from .simulation_report import OperatorCalls, Place, SimulationReport
 from .visible import set_visible
 
@@ -117,7 +117,8 @@ def simulated_mps(
     finally:
         _current = None
         device._extension.set_listener(None)
-        _set_active(device._extension, False)
+        device._extension.set_active(False)
+        set_visible(False)
 
 
 def activate(
@@ -140,7 +141,8 @@ def activate(
     extension.set_shared_generator(same_draws_as_cpu)
     extension.set_listener(_current._note)
     _current.reset()
-    _set_active(extension, True)
+    extension.set_active(True)
+    set_visible(True)
     return _current
 
 
@@ -149,7 +151,7 @@ def _install() -> ModuleType:
     global _extension
     if _extension is None:
         table = operator_table()
-        require_hidden()
+        hide_cuda()
         extension = load_extension()
         extension.install()
         version = table.torch_version
@@ -187,8 +189,3 @@ def _watermark() -> float:
             f"{HIGH} is {ratio.text!r}, and must be between 0.0 (no limit) and 2.0. Unset it, or set it to 1.0."
         )
     return ratio.value
-
-
-def _set_active(extension: ModuleType, active: bool) -> None:
-    extension.set_active(active)
-    set_visible(active)

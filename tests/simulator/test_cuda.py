@@ -30,7 +30,7 @@ def hide(monkeypatch, tmp_path):
         with monkeypatch.context() as patch:
             patch.delitem(sys.modules, "torch")
             cuda.hide_unused_cuda()
-        return refusal(cuda.require_hidden, kind=SimulatorUnavailableError)
+        return refusal(cuda.hide_cuda, kind=SimulatorUnavailableError)
 
     return run
 
