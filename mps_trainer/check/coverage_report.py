@@ -185,14 +185,8 @@ class CoverageReport:
         for read in sorted(self.blocking_reads, key=lambda read: -read.calls):
             if read.where is None or read.where.library is None:
                 remedy = "The host waits for the device here. Keep the value on the device, and read it once per log."
-                rows.append(
-                    (
-                        "waits",
-                        f"{read.what}\n({read.phase}, {counted(read.calls, 'call')})",
-                        _where(read.where),
-                        remedy,
-                    )
-                )
+                what = f"{read.what}\n({read.phase}, {counted(read.calls, 'call')})"
+                rows.append(("waits", what, _where(read.where), remedy))
             else:
                 inside.setdefault((read.where.library, self._argument(read.where)), []).append(read)
         return rows + [_library_row(library, remedy, found, verbose) for (library, remedy), found in inside.items()]

@@ -103,6 +103,7 @@ def _maker(trainer: Trainer, column: str) -> str:
 def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     """Runs whole steps by the Trainer's own loop until `batches` batches are done, then logs as a subclass does."""
     from ..loop.run import TrainingRun
+    from ..trainer import Trainer
 
     stand_in.is_in_train = True
     stand_in.model.train()
@@ -121,7 +122,7 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
         raise MisconfigurationException("There is no step to trace: the training dataset gave no batch.")
     if done < batches:
         tracer.recorder.note(few_batches(done, batches))
-    if _overrides(stand_in, "log") and stand_in.args.logging_strategy != "no":
+    if type(stand_in).log is not Trainer.log and stand_in.args.logging_strategy != "no":
         loss, norm = loop.meter.read(stand_in.state.global_step, loop.run_state.grad_norm)
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": loop.run_state.learning_rate}
         with tracer, tracer.phase("logging"):
@@ -157,7 +158,3 @@ def _evaluation_batches(trainer: Any) -> Iterator[Any]:
         if dataset is not None:
             raise
         return iter(())
-
-
-def _overrides(trainer: Any, method: str) -> bool:
-    return sum(method in vars(each) for each in type(trainer).__mro__) > 1
