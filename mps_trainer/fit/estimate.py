@@ -17,7 +17,7 @@ from .fit_report import SIZES, FitReport, RemedyResult, limit_of
 from .longest import longest_texts
 from .quantized import QuantizedLinear
 from .remedies import Remedy, remedies_for, together
-from .step import Batch, StepCost, as_on_mps, largest_batch, measure_step
+from .step import Batch, as_on_mps, largest_batch, measure_step
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -59,9 +59,14 @@ def estimate(
         with as_on_mps(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user does not run these steps
             tell("the step")
-            batch, cost = _first(trainer, batches)
+            try:
+                batch = largest_batch(trainer, batches)
+            except ValueError as error:  # no data
+                raise MisconfigurationException(sentence(error)) from error
             limits = {size: limit_of(size) for size in SIZES}
-            with _errors_explained(trainer):  # some columns of a batch cannot be made longer
+            with _errors_explained(trainer):
+                cost = measure_step(trainer, batch)
+                # some columns of a batch cannot be made longer
                 texts = longest_texts(trainer, batch, limits.values(), tell) if longest else {}
             offered = remedies_for(trainer, batch.examples)
             whole = together(offered)
@@ -84,15 +89,6 @@ def estimate(
         least_seconds={name: least_seconds(chip, cost) for name, chip in CHIPS.items()},
         longest_texts={size: texts[limit] for size, limit in limits.items()} if longest else None,
     )
-
-
-def _first(trainer: Trainer, batches: int) -> tuple[Batch, StepCost]:
-    try:
-        batch = largest_batch(trainer, batches)
-    except ValueError as error:  # no data
-        raise MisconfigurationException(sentence(error)) from error
-    with _errors_explained(trainer):
-        return batch, measure_step(trainer, batch)
 
 
 @contextlib.contextmanager
