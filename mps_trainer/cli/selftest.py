@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from typing import Any
@@ -31,6 +32,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the checks; returns 0, 1 or 2 as the help says."""
+    tell = functools.partial(print, end="", file=sys.stderr, flush=True)
     if arguments.json is not None:
         check_report(arguments.json)
     if arguments.fallback:
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         simulator.hide_cuda()  # before the import of torch
     if sys.stderr.isatty():
-        _tell("Loading torch and transformers ...\n")
+        tell("Loading torch and transformers ...\n")
     resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all
     simulated = simulator.activate() if arguments.simulate else None
     from ..selftest import CHECKS, run_selftest
@@ -48,15 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     numbers = iter(range(1, len(CHECKS) + 1))
     report = run_selftest(
         simulated,
-        begins=lambda name: _tell(f"[{next(numbers)}/{len(CHECKS)}] {name} ... "),
-        ends=lambda result: _tell(f"{result.status}, {result.seconds:.1f} s\n"),
+        begins=lambda name: tell(f"[{next(numbers)}/{len(CHECKS)}] {name} ... "),
+        ends=lambda result: tell(f"{result.status}, {result.seconds:.1f} s\n"),
     )
     print(report, flush=True)
     write_json(arguments.json, report.to_dict())
     return 0 if report.passed else 1
-
-
-def _tell(text: str) -> None:
-    """Writes progress to stderr."""
-    sys.stderr.write(text)
-    sys.stderr.flush()

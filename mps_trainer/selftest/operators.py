@@ -64,17 +64,12 @@ def blocking_read(lab: Lab) -> tuple[str, dict[str, Any]]:
     text = f"{milliseconds:.3f} ms to read one number (median of {READS})"
     if lab.simulated is None:
         return text, figures
-    figures["reads_between_logs"] = between = _reads_between_logs(lab)
+    from ..simulator import SimulationCallback
+
+    recorded = SimulationCallback(lab.simulated)
+    lab.train(lab.device.type, max_steps=12, logging_steps=12, callbacks=[recorded])
+    between = sum(step.blocking_reads for step in recorded.steps[1:-1])
+    figures["reads_between_logs"] = between
     if between:
         raise CheckFailed(f"the steps between two logs read {between} values from the device", **figures)
     return f"{text}; the steps between two logs read none", figures
-
-
-def _reads_between_logs(lab: Lab) -> int:
-    """Counts the reads of 10 steps, after the first and before the last, on the simulated device."""
-    from ..simulator import SimulationCallback
-
-    assert lab.simulated is not None
-    steps = SimulationCallback(lab.simulated)
-    lab.train(lab.device.type, max_steps=12, logging_steps=12, callbacks=[steps])
-    return sum(step.blocking_reads for step in steps.steps[1:-1])

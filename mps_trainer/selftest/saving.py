@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from ..trainer import Trainer
 from .lab import Lab, losses, tiny_bert
@@ -35,7 +35,13 @@ def resumed(lab: Lab, device: str) -> tuple[str, dict[str, Any]]:
     settings.update(save_strategy="steps", save_steps=HALF)
     whole = lab.train(device, tiny_bert(dropout=0.1), **settings)
     expected, weights = losses(whole), _weights(whole)
-    _require_written(folder / f"checkpoint-{WHOLE}", weights)
+    written = load_file(folder / f"checkpoint-{WHOLE}" / "model.safetensors")
+    wrong = [name for name, value in written.items() if not torch.equal(value, weights[name])]
+    if wrong or not written:
+        raise CheckFailed(
+            f"{len(wrong)} of {len(written)} weights in the checkpoint differ from the model's, {wrong[:1]} for "
+            "example"
+        )
     resumed = lab.train(device, tiny_bert(dropout=0.1), resume=str(folder / f"checkpoint-{HALF}"), **settings)
     found, again = losses(resumed), _weights(resumed)
     shutil.rmtree(folder)
@@ -67,15 +73,3 @@ def resumed(lab: Lab, device: str) -> tuple[str, dict[str, Any]]:
 
 def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in trainer.model.state_dict().items()}
-
-
-def _require_written(checkpoint: Path, weights: dict[str, torch.Tensor]) -> None:
-    from safetensors.torch import load_file
-
-    written = load_file(checkpoint / "model.safetensors")
-    wrong = [name for name, value in written.items() if not torch.equal(value, weights[name])]
-    if wrong or not written:
-        raise CheckFailed(
-            f"{len(wrong)} of {len(written)} weights in the checkpoint differ from the model's, {wrong[:1]} for "
-            "example"
-        )
