@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,11 +30,13 @@ class Remedy:
     Attributes:
         text: what to write, in arguments of the Trainer where there are some.
         apply: changes the copy; may raise where a model does not allow it.
+        is_of_weights: whether it changes or adapts the weights.
         needs_one_example: whether the step is that of the batch's first example alone.
     """
 
     text: str
     apply: Callable[[Trainer], None]
+    is_of_weights: bool = False
     needs_one_example: bool = False
 
 
@@ -64,29 +67,30 @@ def remedies_for(trainer: Trainer, examples: int | None) -> list[Remedy]:
     if not adapted and _takes_8_bits(trainer):
         found.append(Remedy("optim='adamw_torch_8bit'", _optimize_in_8_bits))
     if lora:
-        found.append(Remedy(f"LoRA (rank {RANK}) on all linear layers, with PEFT", _adapt))
+        found.append(Remedy(f"LoRA (rank {RANK}) on all linear layers, with PEFT", _adapt, True))
         if is_float32:
-            found.append(Remedy("the same, on weights loaded with dtype=torch.bfloat16", _adapt_in_bfloat16))
+            text = "the same, on weights loaded with dtype=torch.bfloat16"
+            found.append(Remedy(text, partial(_adapt, bits=16), True))
     elif adapted and in_float32 and not is_quantized:
-        found.append(Remedy("weights loaded with dtype=torch.bfloat16, under the adapters", _freeze_in_bfloat16))
+        found.append(Remedy("weights loaded with dtype=torch.bfloat16, under the adapters", _freeze, True))
     if (lora or adapted) and not is_quantized and has_linear:
         text = "LoRA on weights loaded in 4 bits" if lora else "weights loaded in 4 bits, under the adapters"
-        found.append(Remedy(text, _adapt_in_4_bits if lora else _freeze_in_4_bits))
+        found.append(Remedy(text, partial(_adapt if lora else _freeze, bits=4), True))
     return found
 
 
 def together(remedies: list[Remedy]) -> Remedy | None:
     """Returns all remedies combined, with only the last of those for the weights; None for fewer than two."""
-    of_weights = [each for each in remedies if each.apply in _OF_WEIGHTS]
+    of_weights = [each for each in remedies if each.is_of_weights]
     chosen = [each for each in remedies if each not in of_weights[:-1]]
     if len(chosen) < 2:
         return None
 
     def apply(stand_in: Trainer) -> None:
-        for each in sorted(chosen, key=lambda remedy: remedy.apply not in _OF_WEIGHTS):  # new weights first
+        for each in sorted(chosen, key=lambda remedy: not remedy.is_of_weights):  # new weights first
             each.apply(stand_in)
 
-    return Remedy("all of these", apply, any(each.needs_one_example for each in chosen))
+    return Remedy("all of these", apply, needs_one_example=any(each.needs_one_example for each in chosen))
 
 
 def _chunk(stand_in: Trainer) -> None:
@@ -107,9 +111,14 @@ def _optimize_in_8_bits(stand_in: Trainer) -> None:
     stand_in.optimizer = None
 
 
-def _adapt(stand_in: Trainer) -> None:
+def _adapt(stand_in: Trainer, bits: int = 32) -> None:
+    """Adds adapters, to weights of so many bits."""
     from peft import LoraConfig, get_peft_model
 
+    if bits < 32:
+        stand_in.model.to(torch.bfloat16)
+    if bits == 4:
+        quantize(stand_in.model.requires_grad_(False), BYTES[4], torch.bfloat16)
     config = LoraConfig(r=RANK, target_modules="all-linear")
     adapted: Any = get_peft_model(stand_in.model, config, low_cpu_mem_usage=True)
     make_fake(adapted)
@@ -117,30 +126,14 @@ def _adapt(stand_in: Trainer) -> None:
     stand_in.optimizer = None
 
 
-def _adapt_in_bfloat16(stand_in: Trainer) -> None:
-    stand_in.model.to(torch.bfloat16)
-    _adapt(stand_in)
-
-
-def _adapt_in_4_bits(stand_in: Trainer) -> None:
-    stand_in.model.to(torch.bfloat16).requires_grad_(False)
-    quantize(stand_in.model, BYTES[4], torch.bfloat16)
-    _adapt(stand_in)
-
-
-def _freeze_in_bfloat16(stand_in: Trainer) -> None:
+def _freeze(stand_in: Trainer, bits: int = 16) -> None:
+    """Gives frozen weights so many bits."""
     for module in stand_in.model.modules():
         for name, weight in module._parameters.items():
             if weight is not None and weight.dtype is torch.float32 and not weight.requires_grad:
                 module._parameters[name] = fake_of(weight, torch.bfloat16)  # type: ignore[assignment]
-
-
-def _freeze_in_4_bits(stand_in: Trainer) -> None:
-    _freeze_in_bfloat16(stand_in)
-    quantize(stand_in.model, BYTES[4], torch.bfloat16)
-
-
-_OF_WEIGHTS = (_adapt, _adapt_in_bfloat16, _adapt_in_4_bits, _freeze_in_bfloat16, _freeze_in_4_bits)
+    if bits == 4:
+        quantize(stand_in.model, BYTES[4], torch.bfloat16)
 
 
 def _takes_8_bits(trainer: Trainer) -> bool:
