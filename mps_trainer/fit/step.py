@@ -107,7 +107,8 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
     if change is not None:
         with fake_mode(), MemoryTracker():  # the tracker answers for values that fake tensors lack
             change(stand_in)
-    prepare, tracker = stand_in._prepare_inputs, MemoryTracker(_vocabulary(stand_in.model))
+    head = getattr(base_model(stand_in.model), "get_output_embeddings", lambda: None)()
+    prepare, tracker = stand_in._prepare_inputs, MemoryTracker(getattr(head, "out_features", None))
 
     def prepare_counted(inputs: Any) -> Any:
         inputs = map_tensors(prepare(inputs), fake_with_values)
@@ -176,12 +177,6 @@ def _make_gradients(parameters: list[nn.Parameter], tracker: MemoryTracker) -> N
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter)
         tracker.belongs([parameter.grad], GRADIENTS)
-
-
-def _vocabulary(model: nn.Module) -> int | None:
-    """Returns the vocabulary size of a language model; None for another model."""
-    head = getattr(base_model(model), "get_output_embeddings", lambda: None)()
-    return getattr(head, "out_features", None)
 
 
 def _largest_shape(batch: Any) -> tuple[int, ...]:
