@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import os
@@ -14,7 +13,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -64,7 +62,11 @@ def built(sources: Path, name: str) -> Path:
         raise SimulatorUnavailableError(_failures[library])
     if not library.exists():
         try:
-            with _lock(library.parent):
+            import fcntl  # Windows has none
+
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with (library.parent / "lock").open("w", encoding="utf-8") as handle:
+                fcntl.flock(handle, fcntl.LOCK_EX)  # the system releases it when this process dies
                 if not library.exists():  # another process may have built it while this one waited
                     _build(library, sources)
         except (SimulatorUnavailableError, OSError) as error:
@@ -130,17 +132,6 @@ def _library(sources: Path, name: str) -> Path:
             "MPS_TRAINER_CACHE to a folder that can be written."
         )
     return cache / folder / f"{name}.so"
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Holds a lock for one process at a time; the system releases it when that process dies."""
-    import fcntl
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w", encoding="utf-8") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _build(library: Path, sources: Path) -> None:
