@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import MisconfigurationException
-from ..utils.refusal import INTERRUPTED, WRONG_INPUT, refuse, refuse_unforeseen
+from ..utils.refusal import FAILED, INTERRUPTED, TRACEBACK, WRONG_INPUT, refuse, wants_traceback
 from ..utils.terminal import let_go
+from ..utils.text import sentence
 from ..version import __version__
 from . import check, config, doctor, env, example, fit, launch, report, run, selftest, simulate
 from .parser import SHELLS, ListOfCommands, OneLineParser, PrintCompletion
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{NAME}: {str(interrupt) or 'interrupted.'}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        return refuse_unforeseen(NAME, error)
+        hint = "" if wants_traceback() else f" Set {TRACEBACK}=1 to see the traceback."
+        return refuse(NAME, error, FAILED, f"{type(error).__name__}: {sentence(error)}{hint}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 from pathlib import Path
@@ -20,18 +21,10 @@ def page(name: str, package: Path = PACKAGE) -> str:
     """
     if (package.parent / "docs" / f"{name}.md").is_file():
         return f"docs/{name}.md"
-    if (address := _address()) is not None:
-        return f"{address}/{name}.md"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        urls = importlib.metadata.metadata("mps_trainer").get_all("Project-URL") or []
+        if address := dict(url.split(", ", 1) for url in urls).get("Documentation"):
+            return f"{address.replace('/tree/', '/blob/')}/{name}.md"
     path = str(package / "_docs" / f"{name}.md")
     home = os.path.expanduser("~")
     return path.replace(home, "~", 1) if path.startswith(home + os.sep) else path  # a report is shown to others
-
-
-def _address() -> str | None:
-    """Returns the address of the folder of the pages, None if the installed metadata has none."""
-    try:
-        found = importlib.metadata.metadata("mps_trainer").get_all("Project-URL") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    urls = dict(url.split(", ", 1) for url in found)
-    return urls["Documentation"].replace("/tree/", "/blob/") if "Documentation" in urls else None

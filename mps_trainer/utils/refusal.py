@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from .text import as_line, sentence
+from .text import as_line
 
 TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
 WRONG_INPUT = 2  # the user can correct the command
-FAILED = 1  # a run that had begun
-UNFORESEEN = 1  # Python exits so after an uncaught error
+FAILED = 1  # a run that had begun, or an unforeseen error, as in Python
 INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
 
@@ -29,12 +28,6 @@ def refuse(program: str, error: BaseException, status: int = WRONG_INPUT, instea
         traceback.print_exception(error)
     print(f"{program}: error: {as_line(instead or str(error) or type(error).__name__)}", file=sys.stderr)
     return status
-
-
-def refuse_unforeseen(program: str, error: BaseException) -> int:
-    """Prints an unexpected error on stderr: its type, its message, and how to get the traceback."""
-    hint = "" if wants_traceback() else f" Set {TRACEBACK}=1 to see the traceback."
-    return refuse(program, error, UNFORESEEN, f"{type(error).__name__}: {sentence(error)}{hint}")
 
 
 def wants_traceback() -> bool:
