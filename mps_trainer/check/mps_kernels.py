@@ -51,31 +51,20 @@ class Read(NamedTuple):
 
     argument: str
     numbers_only: bool = False  # True if the kernel reads it only if it has no dimensions
+    before: tuple[int, ...] = ()  # the release from which on the kernel does without; () if 2.15 reads it
 
 
 # Beside the operators that torch tags as data_dependent_output or dynamic_output_shape.
 _READS = {
-    "masked_fill_.Tensor": Read("value"),
-    "index_fill_.int_Tensor": Read("value"),
-    "masked_scatter_": Read("mask"),
-    "bernoulli_.Tensor": Read("p", numbers_only=True),
-    "normal.Tensor_Tensor": Read("std"),
-    "normal.Tensor_Tensor_out": Read("std"),
-    "normal.float_Tensor": Read("std"),
-    "normal.float_Tensor_out": Read("std"),
-    "_fused_adam_.tensor_lr": Read("lr"),
-    "_fused_adamw_.tensor_lr": Read("lr"),
-    "_fused_sgd_.tensor_lr": Read("lr"),
-}
-_READS_BEFORE_2_14 = {
-    "_linalg_solve_ex": Read("A"),
-    "_linalg_solve_ex.result": Read("A"),
-    "linalg_inv_ex": Read("A"),
-    "linalg_inv_ex.inverse": Read("A"),
-    "linalg_lu_factor_ex": Read("A"),
-    "linalg_lu_factor_ex.out": Read("A"),
-    "linalg_qr": Read("A"),
-    "linalg_qr.out": Read("A"),
+    Read("value"): "masked_fill_.Tensor index_fill_.int_Tensor",
+    Read("mask"): "masked_scatter_",
+    Read("p", numbers_only=True): "bernoulli_.Tensor",
+    Read("std"): "normal.Tensor_Tensor normal.Tensor_Tensor_out normal.float_Tensor normal.float_Tensor_out",
+    Read("lr"): "_fused_adam_.tensor_lr _fused_adamw_.tensor_lr _fused_sgd_.tensor_lr",
+    Read("A", before=(2, 14)): """
+        _linalg_solve_ex _linalg_solve_ex.result linalg_inv_ex linalg_inv_ex.inverse linalg_lu_factor_ex
+        linalg_lu_factor_ex.out linalg_qr linalg_qr.out
+    """,
 }
 
 
@@ -99,5 +88,6 @@ def compiles_graphs(operator: str, torch_version: str) -> bool:
 @cache
 def reads(torch_version: str) -> dict[str, Read]:
     """Returns the argument that each operator's mps kernel reads, by the operator's name, in that torch."""
-    table = _READS if parse_version(torch_version) >= (2, 14) else _READS | _READS_BEFORE_2_14
-    return {f"aten::{name}": read for name, read in table.items()}
+    version = parse_version(torch_version)
+    here = {read: names.split() for read, names in _READS.items() if not read.before or version < read.before}
+    return {f"aten::{name}": read for read, names in here.items() for name in names}

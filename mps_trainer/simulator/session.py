@@ -155,7 +155,7 @@ def _install() -> ModuleType:
         extension = load_extension()
         extension.install()
         version = table.torch_version
-        read = [(name, *read) for name, read in reads(version).items()]
+        read = [(name, read.argument, read.numbers_only) for name, read in reads(version).items()]
         extension.register_kernels(sorted(table.native), sorted(always_falls_back(version) - table.native), read)
         atexit.register(extension.stop_autograd_thread)
         atexit.register(extension.set_listener, None)  # the last registered runs first
