@@ -45,14 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         tell("Loading torch and transformers ...\n")
     resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all
     simulated = simulator.activate() if arguments.simulate else None
-    from ..selftest import CHECKS, run_selftest
+    from ..selftest import run_selftest
 
-    numbers = iter(range(1, len(CHECKS) + 1))
-    report = run_selftest(
-        simulated,
-        begins=lambda name: tell(f"[{next(numbers)}/{len(CHECKS)}] {name} ... "),
-        ends=lambda result: tell(f"{result.status}, {result.seconds:.1f} s\n"),
-    )
+    report = run_selftest(simulated, tell)
     print(report, flush=True)
     write_json(arguments.json, report.to_dict())
     return 0 if report.passed else 1

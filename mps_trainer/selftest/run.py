@@ -48,21 +48,17 @@ CHECKS: dict[str, Check] = {  # in this order
     "known faults": reproduced,
 }
 
-Tell = Callable[[str], object]
-
 
 def run_selftest(
     simulated: SimulatedMPS | None = None,
-    begins: Tell = lambda name: None,
-    ends: Callable[[CheckResult], object] = lambda result: None,
+    tell: Callable[[str], object] = lambda text: None,
     checks: Mapping[str, Check] = CHECKS,
 ) -> SelftestReport:
     """Checks the device that training would choose here.
 
     Args:
         simulated: the simulated mps device, if it is switched on.
-        begins: is called with the name of a check before it.
-        ends: is called with the result of a check.
+        tell: is called with texts that make a line for each check: its name before it, and its result.
 
     Raises:
         MisconfigurationException: if nothing can be trained here, by the environment or the machine.
@@ -79,10 +75,10 @@ def run_selftest(
     with _folder() as folder, _quiet(), mock.patch.dict(os.environ):
         os.environ.pop(LAUNCHED, None)  # each check says by itself what it autocasts to
         lab = Lab(decision, facts, folder, simulated)
-        for name, check in checks.items():
-            begins(name)
-            results.append(run_check(name, check, lab))
-            ends(results[-1])
+        for number, (name, check) in enumerate(checks.items(), start=1):
+            tell(f"[{number}/{len(checks)}] {name} ... ")
+            results.append(result := run_check(name, check, lab))
+            tell(f"{result.status}, {result.seconds:.1f} s\n")
     on_mac = decision.type == "mps" and facts.system == "Darwin"
     faults = faults_to_warn_of(facts.torch_version, facts.os_version, apple_chip()) if on_mac else ()
     reported = for_a_report(facts)
