@@ -131,7 +131,7 @@ class FitReport:
         if self.longest_texts is not None:
             texts = [self.longest_texts.get(size) for size in SIZES]
             rows.append(("longest", [f"{tokens:,}" if tokens else "none" for tokens in texts]))
-        return [(f"{name:<11}" + "".join(f"{cell:>8}" for cell in cells)).rstrip() for name, cells in rows]
+        return _aligned(rows, 11, 8)
 
     def _remedies(self) -> list[str]:
         if not self.remedies:
@@ -145,20 +145,13 @@ class FitReport:
 
     def _times(self) -> list[str]:
         """Returns the table of least times, with a row for each generation of chips."""
-        generations = sorted({name.split()[0] for name in self.least_seconds})
-        kinds = ("", " Pro", " Max", " Ultra")
-        rows = [
-            f"{generation:<14}"
-            + "".join(f"{_seconds(self.least_seconds.get(generation + kind)):>9}" for kind in kinds)
-            for generation in generations
-        ]
-        if not rows:
+        if not self.least_seconds:
             return []
-        return [
-            "",
-            f"{'No faster than':<14}" + "".join(f"{kind.strip():>9}" for kind in kinds),
-            *map(str.rstrip, rows),
-        ]
+        kinds = ("", " Pro", " Max", " Ultra")
+        rows = [("No faster than", [kind.strip() for kind in kinds])]
+        for generation in sorted({name.split()[0] for name in self.least_seconds}):
+            rows.append((generation, [_seconds(self.least_seconds.get(generation + kind)) for kind in kinds]))
+        return ["", *_aligned(rows, 14, 9)]
 
 
 _NOTES = (
@@ -167,6 +160,11 @@ _NOTES = (
     "the allocator's cache, macOS and other programs are not included. Nothing was trained. The times are bounds from",
     "the published peaks of each chip, for M5 from its memory alone, and no promise: steps on a Mac take longer.",
 )
+
+
+def _aligned(rows: list[tuple[str, list[str]]], first: int, others: int) -> list[str]:
+    """Returns a line for each row, with columns of these widths."""
+    return [(f"{name:<{first}}" + "".join(f"{cell:>{others}}" for cell in cells)).rstrip() for name, cells in rows]
 
 
 def _on(peak: int) -> str:
