@@ -74,7 +74,10 @@ class Phases:
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._depth == 0 and not self.in_backward():  # a backward pass only computes activations again
-                self._begin(module, args, kwargs)
+                training = torch.is_grad_enabled()
+                self._module_phase = "forward" if training else "evaluation"
+                self._after_backward = False
+                self._entered(module, _named_inputs(module, args, kwargs), training)
             self._depth += 1
             try:
                 return original(module, *args, **kwargs)
@@ -89,12 +92,6 @@ class Phases:
     def __exit__(self, *error: Any) -> None:
         self._undo.close()
         self._depth, self._in_optimizer, self._after_backward = 0, False, False
-
-    def _begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        training = torch.is_grad_enabled()
-        self._module_phase = "forward" if training else "evaluation"
-        self._after_backward = False
-        self._entered(module, _named_inputs(module, args, kwargs), training)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping(optimizer)

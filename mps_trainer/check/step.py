@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,8 +135,15 @@ def few_batches(done: int, asked: int) -> str:
 
 def evaluate_batch(trainer: Any, tracer: Tracer) -> None:
     """Traces the first batch of the evaluation of a Trainer, this one or transformers'; notes it if there is none."""
-    batch = next(_evaluation_batches(trainer), None)
-    if batch is None:
+    dataset = trainer.eval_dataset
+    first = [next(iter(dataset))] if isinstance(dataset, dict) else []
+    try:
+        batches = iter(trainer.get_eval_dataloader(*first))
+    except ValueError:  # each Trainer raises it without an eval_dataset
+        if dataset is not None:
+            raise
+        batches = iter(())
+    if (batch := next(batches, None)) is None:
         tracer.recorder.note("There is no batch to evaluate on, so no evaluation was traced.")
         return
     trainer.is_in_train = False
@@ -147,14 +153,3 @@ def evaluate_batch(trainer: Any, tracer: Tracer) -> None:
         _, logits, labels = trainer.prediction_step(trainer.model, batch, loss_only)
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
             trainer.preprocess_logits_for_metrics(logits, labels)
-
-
-def _evaluation_batches(trainer: Any) -> Iterator[Any]:
-    dataset = trainer.eval_dataset
-    first = [next(iter(dataset))] if isinstance(dataset, dict) else []
-    try:
-        return iter(trainer.get_eval_dataloader(*first))
-    except ValueError:  # each Trainer raises it without an eval_dataset
-        if dataset is not None:
-            raise
-        return iter(())
