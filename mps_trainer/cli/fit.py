@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException, ScriptStopped
 from ..launching.settings import USE_CPU
+from ..utils.attributes import attributes_replaced
 from ..utils.refusal import INTERRUPTED
 from .script import add_flags, add_script, check_paths, count, run_script, write_json
 
@@ -44,8 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script until it trains and prints what its step needs; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
     os.environ[USE_CPU] = "true"  # the script needs no device, on a Mac either
-    from unittest import mock  # here, because it imports asyncio
-
     from .. import trainer_seq2seq  # noqa: F401 (so that the next import prints only its own line)
     from ..fit import estimate
     from ..fit.fake_models import models_are_fake
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(replace_transformers.undo)
         stack.enter_context(models_are_fake())
-        stack.enter_context(mock.patch.multiple(Trainer, train=_stop, evaluate=_metrics_of_nan))
+        stack.enter_context(attributes_replaced([(Trainer, "train", _stop), (Trainer, "evaluate", _metrics_of_nan)]))
         try:
             status = run_script(arguments.script, arguments.arguments)
         except ScriptStopped as stopped:
