@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+import safetensors.torch
 import torch
-from safetensors.torch import load_file
 
 from ..trainer import Trainer
 from .lab import Lab, losses, tiny_bert
@@ -35,7 +35,7 @@ def resumed(lab: Lab, device: str) -> tuple[str, dict[str, Any]]:
     settings.update(save_strategy="steps", save_steps=HALF)
     whole = lab.train(device, tiny_bert(dropout=0.1), **settings)
     expected, weights = losses(whole), _weights(whole)
-    written = load_file(folder / f"checkpoint-{WHOLE}" / "model.safetensors")
+    written = safetensors.torch.load_file(folder / f"checkpoint-{WHOLE}" / "model.safetensors")
     wrong = [name for name, value in written.items() if not torch.equal(value, weights[name])]
     if wrong or not written:
         raise CheckFailed(
