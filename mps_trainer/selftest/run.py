@@ -71,10 +71,16 @@ def run_selftest(
             f"{decision.world_size} processes were started, and the selftest checks the device of one. Start it "
             "without a launcher."
         )
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="mps-trainer-selftest-")
+    except OSError as error:
+        raise MisconfigurationException(
+            f"There is no folder for temporary files to write checkpoints to: {error.strerror}. Set TMPDIR to one."
+        ) from error
     results = []
-    with _folder() as folder, _quiet(), mock.patch.dict(os.environ):
+    with folder as path, _quiet(), mock.patch.dict(os.environ):
         os.environ.pop(LAUNCHED, None)  # each check says by itself what it autocasts to
-        lab = Lab(decision, facts, folder, simulated)
+        lab = Lab(decision, facts, Path(path), simulated)
         for number, (name, check) in enumerate(checks.items(), start=1):
             tell(f"[{number}/{len(checks)}] {name} ... ")
             results.append(result := run_check(name, check, lab))
@@ -108,18 +114,6 @@ def run_check(name: str, check: Check, lab: Lab) -> CheckResult:
     except Exception as error:
         status, text = FAILED, f"{type(error).__name__}: {sentence(error)}"
     return CheckResult(name, status, text, round(time.perf_counter() - start, 2), figures)
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="mps-trainer-selftest-")
-    except OSError as error:
-        raise MisconfigurationException(
-            f"There is no folder for temporary files to write checkpoints to: {error.strerror}. Set TMPDIR to one."
-        ) from error
-    with folder as name:
-        yield Path(name)
 
 
 @contextlib.contextmanager
