@@ -14,10 +14,6 @@ from mps_trainer import TrainingArguments
 from mps_trainer.arguments.deprecated import DeprecatedArguments
 
 # field -> why it is not as in transformers
-DELIBERATE_DEFAULTS = {
-    "output_dir": "the folder that None stands for is the default itself; None is accepted and means it",
-    "report_to": 'an explicit "none" asks for no HTML report either',
-}
 DELIBERATE_TYPES = {
     "output_dir": "it is never None once the arguments exist",
     "activation_checkpointing": "true or false once the arguments exist, so that code that reads it need not ask",
@@ -75,17 +71,6 @@ def theirs(monkeypatch):
         return args
 
     return make
-
-
-def test_only_the_named_fields_are_not_in_transformers():
-    assert OURS.keys() - THEIRS.keys() == OURS_ONLY.keys()
-    assert len(SHARED) > 50
-
-
-@pytest.mark.parametrize("name", [name for name in SHARED if name not in DELIBERATE_DEFAULTS])
-def test_a_shared_field_has_the_default_of_transformers(name):
-    assert OURS[name].default == THEIRS[name].default
-    assert type(OURS[name].default) is type(THEIRS[name].default)
 
 
 @pytest.mark.parametrize("name", [name for name in SHARED if name not in DELIBERATE_TYPES])
