@@ -2,31 +2,12 @@
 
 import pickle
 
-import datasets
 import pytest
 import torch
 from transformers import SequenceFeatureExtractor
 
 from mps_trainer.data.columns import signature_columns
-from tests.conftest import Classifier, examples
-
-
-@pytest.fixture
-def table():
-    rows = [{"x": row["x"].tolist(), "label": row["labels"], "idx": 1, "sentence": "text"} for row in examples(8)]
-    return datasets.Dataset.from_list(rows)
-
-
-@pytest.mark.parametrize(
-    ("kind", "remove", "left"),
-    [("table", True, {"x", "labels"}), ("list", True, {"x", "labels"}), ("list", False, {"x", "labels", "idx"})],
-)
-def test_columns_that_forward_does_not_take_are_lost_unless_the_arguments_say_so(
-    make_trainer, table, kind, remove, left
-):
-    rows = table if kind == "table" else [{**row, "idx": 1} for row in examples(8)]
-    trainer = make_trainer({"train_dataset": rows}, remove_unused_columns=remove)
-    assert set(next(iter(trainer.get_train_dataloader()))) == left
+from tests.conftest import Classifier
 
 
 def test_default_collator_pads_with_what_can_pad(make_trainer):

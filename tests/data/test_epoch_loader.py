@@ -3,10 +3,9 @@
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from mps_trainer.data.epoch_loader import EpochLoader, epoch_batches, length_of, num_examples, prepare_loader
-from mps_trainer.data.faults import rows_of_batches
 from mps_trainer.distributed import Processes
 from mps_trainer.training_args import TrainingArguments
 from tests.conftest import Stream
@@ -79,13 +78,6 @@ def test_epoch_begun_in_the_middle_has_the_rest_of_its_batches(make):
     data = Counted()
     lists(epoch_batches(prepared(DataLoader(data, 2)), 0, skip=3))
     assert data.loaded == [6, 7, 8, 9]  # those left out are not loaded
-
-
-def test_the_rows_of_a_batch_are_recorded_in_any_order_and_after_a_resume():
-    loader = prepared(DataLoader(Counted(), 3, sampler=WeightedRandomSampler([1.0] * 10, 10)))
-    batches = lists(epoch_batches(loader, 2, skip=1))
-    assert [rows_of_batches(loader, 2, number) for number in (1, 2, 3)] == batches
-    assert rows_of_batches(loader, 1, 1) is None
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

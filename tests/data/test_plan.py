@@ -28,13 +28,6 @@ def test_steps_follow_from_batches_accumulation_and_limits(
     assert (plan.updates_per_epoch, plan.max_steps, plan.epochs) == (updates, steps, begun)
 
 
-def test_position_in_an_epoch_counts_batches_and_progress_is_a_fraction():
-    plan = StepPlan.make(10, 3, -1, 2)
-    assert [plan.position_after(step) for step in (0, 1, 3, 4, 5)] == [(0, 0), (0, 3), (0, 9), (1, 0), (1, 3)]
-    assert plan.progress(1, 3) == 1.3
-    assert plan.progress(0, 10) == 1.0
-
-
 def test_stream_without_a_number_of_steps_and_an_empty_dataset_are_refused():
     assert re.search(r"has no length.*Set max_steps", refusal(StepPlan.make, None, 1, -1, 3, kind=ValueError))
     assert StepPlan.make(None, 2, 6, 3).progress(0, 6) == 0.5

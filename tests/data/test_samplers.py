@@ -3,11 +3,10 @@
 import datasets
 import pytest
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import SequentialSampler
 
 from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
-from mps_trainer.data.dataloaders import loading_settings, make_dataloader, make_persistent
-from mps_trainer.data.epoch_loader import prepare_loader
+from mps_trainer.data.dataloaders import loading_settings, make_dataloader
 from mps_trainer.data.order import SeededSampler
 from mps_trainer.data.samplers import eval_sampler, lengths_in_column, lengths_of, train_sampler
 from mps_trainer.distributed import Processes
@@ -37,11 +36,6 @@ def test_buckets_make_batches_for_all_processes_of_the_loaders_size(make_args, b
     sampler = order(args, batch_size=batch_size)
     assert isinstance(sampler, BucketBatchSampler)
     assert (sampler.batch_size, sampler.chunks, len(sampler.buckets.lengths)) == (size, chunks, 2)
-
-
-def test_evaluation_has_the_buckets_of_training(make_args):
-    args, buckets = make_args(train_sampling_strategy="bucket_by_length", torch_compile=True), LengthBuckets((16, 48))
-    assert eval_sampler(ROWS, args, None, lambda: buckets).buckets is buckets
 
 
 def test_longer_examples_of_an_evaluation_are_not_padded_beyond_its_longest(make_args):
@@ -95,10 +89,3 @@ def test_workers_get_seeds_for_training_alone(make_args, is_training, drop_last)
     loader = make_dataloader(examples(10), list, args, 4, is_training=is_training)
     assert (loader.worker_init_fn is not None) == is_training
     assert [len(batch) for batch in loader] == ([4, 4] if drop_last else [4, 4, 2])
-
-
-def test_persistent_workers_of_evaluations_have_seeds_of_their_own(make_args):
-    loader = prepare_loader(DataLoader([1, 2]), make_args(), Processes())
-    make_persistent(loader, dataset := [1, 2], seed=3)
-    assert loader.made_for is dataset
-    assert loader.generator.initial_seed() == 3
