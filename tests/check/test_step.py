@@ -9,19 +9,14 @@ import torch
 from transformers import TrainerCallback
 
 from mps_trainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
-from mps_trainer.check import Support, trace_step
+from mps_trainer.check import trace_step
 
-from ..conftest import Classifier, Stream, accuracy, assert_same_weights, examples, refusal, weights
+from ..conftest import Classifier, Stream, accuracy, assert_same_weights, refusal, weights
+from ..dropin.conftest import sentences
 from ..tiny import SIZES, tiny
 from .conftest import bad, names, reads, what_to_do
 
 BERT = "BertForSequenceClassification"
-
-
-def sentences(count: int) -> list[dict]:
-    """Returns rows of six tokens, each second one padded."""
-    ids, mask = list(range(1, 7)), [[1] * 6, [1] * 4 + [0] * 2]
-    return [{"input_ids": ids, "attention_mask": mask[i % 2], "labels": i % 2} for i in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +42,7 @@ def test_a_bert_is_ready(make_trainer, settings):
     assert report.exit_code == 0
     assert report.notes == []
     assert len(report.batch_shapes) == 1
-    assert report.batch_shapes[0]["input_ids"] == "int64[8, 6]"
+    assert report.batch_shapes[0]["input_ids"] == "int64[8, 10]"
 
 
 def test_training_and_evaluation_are_cast_as_the_arguments_ask(make_trainer):
@@ -169,16 +164,6 @@ def test_shapes_are_counted_over_the_batches_asked_for(make_trainer):
     assert "Batch shapes in training: 2; mps compiles its graphs for each." in str(report)
     assert any("eval" in note for note in report.notes)
     assert any("2 batches, fewer than the 5" in note for note in report.notes)
-
-
-def test_logits_prepared_for_the_metrics_are_part_of_the_evaluation(make_trainer):
-    def most_frequent(logits, labels):
-        return logits.mode().values
-
-    datasets = {"a": examples(8), "b": examples(8)}  # the first is evaluated
-    parts = {"compute_metrics": accuracy, "preprocess_logits_for_metrics": most_frequent, "eval_dataset": datasets}
-    report = trace_step(make_trainer(trainer=parts), fallback=False)
-    assert {(use.name, use.phase) for use in report.with_support(Support.FAILS)} == {("aten::mode", "evaluation")}
 
 
 def not_copied():

@@ -57,19 +57,6 @@ def test_an_available_device_is_set_up_read_and_torn_down(kind):
     kind.teardown()  # harmless where there is nothing to give back
 
 
-def test_memory_is_that_of_the_process_in_bytes_and_on_mps_also_torchs(monkeypatch):
-    stats = CPUAccelerator.get_device_stats(torch.device("cpu"))
-    stats.pop("cpu_percent", None)  # psutil gives none the first time that a process asks
-    assert set(stats) == {"process_rss_bytes", "memory_available_bytes", "swap_used_bytes", "swap_percent"}
-    assert stats["process_rss_bytes"] > 10 * 2**20
-    names = ("current_allocated_memory", "driver_allocated_memory", "recommended_max_memory")
-    for number, name in enumerate(names):
-        monkeypatch.setattr(torch.mps, name, lambda number=number: number)
-    stats = MPSAccelerator.get_device_stats(torch.device("mps"))
-    figures = ("mps_allocated_bytes", "mps_driver_allocated_bytes", "mps_recommended_max_bytes")
-    assert [stats[name] for name in figures] == [0, 1, 2]
-
-
 def test_the_error_survives_a_process_boundary():
     copy = pickle.loads(pickle.dumps(DeviceUnavailableError("message", "cause", "remedy")))
     assert (str(copy), copy.cause, copy.remedy) == ("message", "cause", "remedy")

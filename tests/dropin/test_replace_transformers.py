@@ -87,13 +87,6 @@ def test_callbacks_that_a_library_put_into_transformers_are_used(replaced, tmp_p
     assert own_of(mps_trainer.Trainer(bert_classifier(), mps_trainer.TrainingArguments(**QUIET))) == set()
 
 
-def test_replacing_prints_one_line_once(replaced, capsys):
-    replaced.undo()
-    replaced.replace()
-    replaced.replace()
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.parametrize("clears", [False, True])
 def test_undo_after_reload_restores_classes(replaced, monkeypatch, capsys, clears):
     """`importlib.reload` keeps the variables of a module; the autoreload of notebooks clears them before."""
