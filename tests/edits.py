@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mps_trainer.utils import bounded_file
+from tests import HUNG_AFTER
 
 PLAIN = [
     None, True, False, 0, 1, -1, 2**63, 10**400, -(10**400), 0.5, 1e308, float("inf"), float("-inf"), float("nan"), "",
@@ -110,7 +112,11 @@ def try_edits(count: int, check: Callable[[Any], None]) -> None:
     @settings(max_examples=count, deadline=None, database=None, suppress_health_check=checks, phases=[Phase.generate])
     @given(st.data())
     def run(data: Any) -> None:
-        check(data.draw)
+        signal.alarm(HUNG_AFTER)
+        try:
+            check(data.draw)
+        finally:
+            signal.alarm(0)
 
     with mock.patch.object(bounded_file, "PATIENCE", 0.1):  # nothing is ever written to a pipe of `mutate`
         run()

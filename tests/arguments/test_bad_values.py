@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -191,8 +192,6 @@ def test_saving_less_often_than_evaluating_is_fine_when_it_is_a_multiple():
 
 
 def test_a_subclass_field_is_left_as_it_is():
-    from dataclasses import dataclass
-
     @dataclass
     class MyArguments(TrainingArguments):
         temperature: float = 1.0

@@ -8,14 +8,9 @@ from benchmarks.rounds import alternate, judged, middles, ratios
 from benchmarks.worker import ROOT, MeasurementFailedError
 
 
-@pytest.fixture
-def results():
-    """Returns the committed results, by name."""
-    return summary.read()
-
-
-def test_charts_are_drawn_for_bars_and_for_lines(tmp_path, results):
+def test_charts_are_drawn_for_bars_and_for_lines(tmp_path):
     pytest.importorskip("matplotlib")
+    results = summary.read()
     skipped = {"name": "mrpc", "title": "MRPC", "quick": False, "skipped": "There is no data."}
     drawn = charts.draw([results["overhead"], results["memory"], skipped], tmp_path)
     assert drawn == {"overhead": "overhead.png", "memory": "memory.png"}
@@ -67,7 +62,8 @@ def test_targets_are_met_missed_or_not_measured():
     assert [target["reached"] for target in reached] == [0.6, 2, None]
 
 
-def test_the_notes_name_each_machine_and_what_the_accuracies_show(results):
+def test_the_notes_name_each_machine_and_what_the_accuracies_show():
+    results = summary.read()
     results["mrpc"]["machine"] = {"processor": "Other", "cores": 2}
     assert "On Other with 2 cores: `mrpc` (" in summary.by_machine(results)
     assert " and Other with 2 cores, " in summary.where(results)

@@ -9,10 +9,8 @@ import pytest
 from mps_trainer import __version__, cli
 from mps_trainer.cli.env import listing
 from mps_trainer.devices.facts import PACKAGES
-from tests.devices.diagnosed import DIAGNOSED, FALLBACK, INSTALLED
+from tests.devices.diagnosed import FACTS, FALLBACK, INSTALLED
 from tests.devices.machines import MACHINES, mac
-
-FACTS = {**MACHINES, **{name: row.facts for name, row in DIAGNOSED.items()}}
 
 
 def test_this_machine(capsys, monkeypatch):

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -60,9 +61,7 @@ def fault(trainer, kind, **kwargs):
     assert explanation is not None
     assert "\n" not in explanation
     assert f"{type(caught.value).__name__}: " not in explanation  # it stands below
-    has_checkpoint = os.path.isdir(trainer.args.output_dir) and "checkpoint-" in str(
-        os.listdir(trainer.args.output_dir)
-    )
+    has_checkpoint = any(Path(trainer.args.output_dir).glob("checkpoint-*"))
     assert ("resume_from_checkpoint=True resumes from " in explanation) == has_checkpoint
     assert "checkpoints are valid" not in explanation
     if hasattr(caught.value, "__notes__"):  # before 3.11 there are none

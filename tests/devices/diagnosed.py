@@ -177,3 +177,5 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "all well": known("m3_macos_15"),
     "not the CPU by environment": known("m3_accelerate_not_cpu"),
 }
+
+FACTS = {**MACHINES, **{name: row.facts for name, row in DIAGNOSED.items()}}

@@ -10,10 +10,8 @@ import pytest
 from mps_trainer.cli.doctor import status
 from mps_trainer.cli.screen import screen
 from mps_trainer.devices.findings import CHECKS, MINIMUM_TORCH, MINIMUM_TRANSFORMERS, NOTE, SEVERITIES, findings
-from tests.devices.diagnosed import DIAGNOSED, FALLBACK, HIGH, LOW
+from tests.devices.diagnosed import DIAGNOSED, FACTS, FALLBACK, HIGH, LOW
 from tests.devices.machines import MACHINES, mac
-
-FACTS = {**MACHINES, **{name: row.facts for name, row in DIAGNOSED.items()}}
 
 
 @pytest.mark.parametrize("row", DIAGNOSED.values(), ids=DIAGNOSED)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from mps_trainer import DeviceRequest, Trainer, TrainingArguments, cli, resolve
+from mps_trainer import DeviceRequest, cli, resolve
 from mps_trainer.cli.screen import screen
 from mps_trainer.devices.findings import findings
 from tests.devices.diagnosed import DIAGNOSED
@@ -87,15 +87,12 @@ def test_launch_refuses_with_shown_message(on_mac, tmp_path, capsys):
 
 
 @pytest.fixture
-def run(bert, sentences, tmp_path):
-    """`run(callbacks, **settings)` trains for an epoch of two steps of two batches each."""
-
-    def train(callbacks=(), **settings):
-        sizes = {"num_train_epochs": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-        args = TrainingArguments(str(tmp_path / "out"), use_cpu=True, save_steps=2, **sizes, **settings)
-        Trainer(bert, args, train_dataset=sentences, eval_dataset=sentences[:2], callbacks=list(callbacks)).train()
-
-    return train
+def run(bert, sentences, trained):
+    """`run(*callbacks, **settings)` trains for an epoch of two steps of two batches each."""
+    data = {"model": bert, "train_dataset": sentences, "eval_dataset": sentences[:2]}
+    saves = {"num_train_epochs": 1, "save_strategy": "steps", "save_steps": 2}
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    return lambda *callbacks, **settings: trained({**data, "callbacks": [*callbacks]}, **saves, **sizes, **settings)
 
 
 def test_events_have_shown_order(run):
@@ -105,7 +102,7 @@ def test_events_have_shown_order(run):
         def __getattribute__(self, name: str):
             return lambda *args, **kwargs: seen.append(name) if name.startswith("on_") else None
 
-    run([Recorder()], logging_steps=1, eval_strategy="steps", eval_steps=2)
+    run(Recorder(), eval_strategy="steps", eval_steps=2)
     (shown,) = all_blocks(kind="events")
     assert seen == ["on_init_end", *shown.text.split()]
 
@@ -122,4 +119,4 @@ def test_checkpoint_has_listed_files(run, tmp_path, settings, left_out):
     rows = [line for line in page.split("## Checkpoints")[1].split("## ")[0].splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])}
     run(fp16=True, **settings)
-    assert {path.name for path in (tmp_path / "out" / "checkpoint-2").iterdir()} == listed - left_out
+    assert {path.name for path in (tmp_path / "run" / "checkpoint-2").iterdir()} == listed - left_out
