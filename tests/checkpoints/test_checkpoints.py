@@ -1,21 +1,12 @@
 """The checkpoints of a run that does not train: which files are written, which checkpoints are removed."""
 
-import errno
 import os
 import signal
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from unittest import mock
 
 import pytest
-import torch
 from transformers.trainer_callback import TrainerState
 
-from mps_trainer.checkpoints import checkpoints
 from mps_trainer.checkpoints.checkpoints import wait_for_background
-from mps_trainer.checkpoints.writers import Writer
-from mps_trainer.distributed import Processes
-from mps_trainer.errors import AnotherProcessFailedError
 from mps_trainer.loop.run import TrainingRun
 
 from .conftest import names
@@ -29,13 +20,6 @@ def trainer(make_trainer):
 @pytest.fixture
 def saver(trainer):
     return trainer._mt_checkpoints
-
-
-def test_a_scaler_is_among_the_states_where_there_is_one(make_trainer):
-    for settings, scalers in (({}, []), ({"fp16": True}, ["scaler.pt"])):
-        saver = TrainingRun(make_trainer(**settings)).trainer._mt_checkpoints
-        assert list(saver.states()) == ["optimizer.pt", "scheduler.pt", *scalers]
-        assert list(saver.states("scaler.pt", "optimizer.pt")) == ["optimizer.pt", *scalers]
 
 
 @pytest.mark.parametrize("best", [3, 4])
@@ -110,52 +94,3 @@ def test_a_forked_process_does_not_wait_for_the_thread_that_it_does_not_have(unf
         unfinished.wait()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-
-
-# Written by several processes together
-
-
-@pytest.fixture
-def together(make_trainer, monkeypatch):
-    """`together(*errors)` returns what each process raises, or None, if writing its part fails so, or not for None.
-
-    A thread stands for each process.
-    """
-
-    def together(*errors):
-        size = len(errors)
-        given, barrier = [None] * size, threading.Barrier(size, timeout=20)
-
-        def all_gather_object(of_all, thing, group):
-            given[group] = thing
-            barrier.wait()
-            of_all[:] = given
-            barrier.wait()
-
-        monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
-        monkeypatch.setattr(checkpoints, "writer_for", lambda trainer, states: trainer.writer)
-        trainers = [make_trainer(save_only_model=True) for _ in errors]
-        for rank, trainer in enumerate(trainers):
-            trainer.writer = Writer(mock.Mock(), mock.Mock(side_effect=errors[rank], return_value=None))
-            trainer._mt_processes = Processes(rank, size)
-            trainer._mt_processes.group = rank
-        with ThreadPoolExecutor(size) as pool:
-            saves = [pool.submit(trainer._mt_checkpoints.write) for trainer in trainers]
-            return [save.exception() for save in saves]
-
-    return together
-
-
-def test_a_disk_that_is_full_for_one_is_full_for_all(together, tmp_path, caplog):
-    full = OSError(errno.ENOSPC, "No space left on device")
-    assert together(full, None) == [None, None]
-    assert os.listdir(tmp_path / "run") == []
-    assert caplog.text.count("checkpoint-0 could not be saved: the disk is full. There is none.") == 1
-
-
-def test_what_else_goes_wrong_in_one_ends_all(together, tmp_path):
-    first, second = together(None, KeyError("a fault of the program"))
-    assert isinstance(second, KeyError)
-    assert type(first) is AnotherProcessFailedError
-    assert str(first).startswith("Process 1 has failed, so this one, process 0, ends too. KeyError: ")
-    assert os.listdir(tmp_path / "run") == []

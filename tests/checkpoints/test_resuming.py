@@ -12,7 +12,6 @@ from tests.tiny import tiny
 
 from .conftest import names
 
-MANIFEST = "manifest.json"
 EACH_STEP = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2}
 
 pytestmark = pytest.mark.every_device
@@ -67,13 +66,6 @@ def scores(*values):
 
 
 BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "metric_for_best_model": "score"}
-
-
-@pytest.mark.parametrize("save_async", [True, False])
-def test_saving_only_the_model_leaves_the_rest_out(trained, save_async):
-    trainer = trained(max_steps=1, save_strategy="steps", save_only_model=True, save_async=save_async, save_steps=1)
-    files = set(os.listdir(os.path.join(trainer.args.output_dir, "checkpoint-1")))
-    assert files == {"model.safetensors", "trainer_state.json", "training_args.bin", MANIFEST}
 
 
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "MixtralForCausalLM"])

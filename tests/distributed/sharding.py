@@ -3,15 +3,18 @@
 import errno
 import os
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import nn
 
 from mps_trainer import NonFiniteLossError, Trainer
+from mps_trainer.checkpoints import checkpoints
 from mps_trainer.distributed.sharded import is_sharded, local
 from mps_trainer.reports.run_facts import model_of
 from tests.conftest import Classifier, Stream, accuracy, callback, examples, logged
+from tests.distributed.messages import raised
 from tests.distributed.scenarios import (
     arguments,
     files,
@@ -240,25 +243,32 @@ def sharded_from_two_processes(folder: str) -> dict[str, Any]:
 
 
 @scenario
-def sharded_on_a_full_disk(folder: str) -> dict[str, Any]:
-    """Of the second process only, in the checkpoint of the fourth step."""
+def sharded_where_the_second_cannot_write(folder: str) -> dict[str, Any]:
+    """In the checkpoint of the fourth step: its disk is full; in another run, the program has a fault there."""
     import torch.distributed.checkpoint as dcp
 
-    kind: Any = dcp.HuggingFaceStorageWriter
-    write, calls = kind.write_data, []
+    write = dcp.HuggingFaceStorageWriter.write_data
 
-    def fails_once(writer: Any, plan: Any, planner: Any) -> Any:
-        calls.append(plan)
-        if len(calls) == 2 and os.environ.get("RANK") == "1":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(writer, plan, planner)
+    def run_with(error: Exception, place: str) -> dict[str, Any]:
+        calls: list[Any] = []
 
-    kind.write_data = fails_once
-    try:
-        saved(folder, SHARDED, max_steps=6, load_best_model_at_end=False, save_only_model=True)
-    finally:
-        kind.write_data = write
-    return {"files": sorted(os.listdir(folder))}
+        def fails_once(writer: Any, plan: Any, planner: Any) -> Any:
+            calls.append(plan)
+            if len(calls) == 2 and os.environ.get("RANK") == "1":
+                raise error
+            return write(writer, plan, planner)
+
+        settings = {"max_steps": 6, "load_best_model_at_end": False, "save_only_model": True}
+        fails = mock.patch.object(dcp.HuggingFaceStorageWriter, "write_data", fails_once)
+        with fails, mock.patch.object(checkpoints.logger, "error") as told:
+            ended = raised(lambda: saved(place, SHARDED, **settings))
+        return {"raised": ended, "told": told.call_count, "files": sorted(os.listdir(place))}
+
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return {
+        "full disk": run_with(full, os.path.join(folder, "full")),
+        "fault": run_with(KeyError("loss"), os.path.join(folder, "fault")),
+    }
 
 
 @scenario

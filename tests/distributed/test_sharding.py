@@ -132,9 +132,12 @@ def test_several_processes_go_on_from_a_whole_model(made_by):
         assert_trained_alike(made["whole"], [made["again"]], steps=12)
 
 
-def test_a_disk_that_is_full_for_one_process_leaves_no_half_checkpoint_and_the_run_goes_on(made_by):
-    for made in made_by(2)("sharded_on_a_full_disk"):
-        assert made["files"] == ["checkpoint-2", "checkpoint-6"]
+def test_a_disk_that_is_full_for_one_process_leaves_no_half_checkpoint_and_what_else_goes_wrong_ends_all(made_by):
+    first, second = made_by(2)("sharded_where_the_second_cannot_write")
+    for made, told in ((first, 1), (second, 0)):
+        assert made["full disk"] == {"raised": None, "told": told, "files": ["checkpoint-2", "checkpoint-6"]}
+        assert made["fault"]["raised"][0] == "KeyError"
+    assert first["fault"]["files"] == ["checkpoint-2"]
 
 
 def test_a_run_stops_before_the_step_that_is_no_number_with_a_checkpoint(made_by):
