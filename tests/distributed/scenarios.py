@@ -276,12 +276,6 @@ def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
 
 
 @scenario
-def a_model_that_is_not_trained(folder: str) -> dict[str, Any]:
-    trainer = Trainer(Classifier().requires_grad_(False), arguments(folder), train_dataset=examples(40))
-    return {"said": refusal(trainer.train)}
-
-
-@scenario
 def data_of_another_size(folder: str) -> dict[str, Any]:
     """As on machines of which one has an older copy of the data."""
     rank = int(os.environ.get("RANK", "0"))

@@ -54,11 +54,3 @@ def test_accelerator_gathers_what_differs_in_length(made_by):
     for made in made_by(2)("tensors"):
         assert made.pop("metrics_texts") == ["text 0", "other", "text 1", "other"]
         assert_close(made, OF_BOTH, rtol=0, atol=0)
-
-
-def test_accelerator_of_one_process_gives_back_what_it_gets(alone):
-    one = alone("tensors")
-    row, uneven = torch.tensor([1, 10]), torch.tensor([[0, 1]])
-    assert_close(one["gather"], row)
-    assert_close(one["metrics"], (uneven, row))
-    assert one["metrics_texts"] == ["text 0", "other"]

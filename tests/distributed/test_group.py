@@ -99,11 +99,6 @@ def test_a_torch_without_processes_says_so(joined, monkeypatch):
     assert re.search(r"2 processes .* built without torch\.distributed", refusal(init))
 
 
-def test_a_step_of_slurm_meets_at_its_first_host(joined):
-    init(replace(PC, slurm=True, rank=1, local_rank=1, master_addr="node03", master_port=24711))
-    assert joined == [("gloo", "tcp://node03:24711", 1, 2, timedelta(seconds=9))]
-
-
 def test_processes_that_do_not_find_each_other_are_told_in_a_line(monkeypatch):
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
