@@ -7,7 +7,6 @@ import platform
 import re
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -182,21 +181,6 @@ def without_the_switch(monkeypatch):
     monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
 
 
-def python(code: str, folder: Path | None = None) -> str:
-    result = run_python("-c", code, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
-@pytest.fixture
-def beside_torch(tmp_path):
-    """Returns a folder with a package `torch` that does nothing: only when it is loaded matters here."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("from . import version")
-    (tmp_path / "torch" / "version.py").touch()
-    return tmp_path
-
-
 SET = "os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'"
 SHOW = "f = mps_trainer.gather_facts(); print(f.fallback_when_torch_loaded, f.fallback_set_too_late)"
 WATCHES = "assert not any('Watch' in type(finder).__name__ for finder in sys.meta_path)"  # once torch is loaded
@@ -215,8 +199,12 @@ WATCHES = "assert not any('Watch' in type(finder).__name__ for finder in sys.met
         (["import mps_trainer", "os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '0'", "import torch", SET], "False True"),
     ],
 )
-def test_the_switch_was_set_in_time_or_not_and_the_watch_for_torch_ends(order, printed, beside_torch):
-    assert python("\n".join(["import importlib.util, os, sys", *order, SHOW, WATCHES]), beside_torch) == printed
+def test_the_switch_was_set_in_time_or_not_and_the_watch_for_torch_ends(order, printed, tmp_path):
+    (tmp_path / "torch").mkdir()  # a torch that does nothing: only when it is loaded matters
+    (tmp_path / "torch" / "__init__.py").write_text("from . import version")
+    (tmp_path / "torch" / "version.py").touch()
+    result = run_python("-c", "\n".join(["import importlib.util, os, sys", *order, SHOW, WATCHES]), cwd=tmp_path)
+    assert (result.stdout.strip(), result.returncode) == (printed, 0), result.stderr
 
 
 def asked(name):
