@@ -81,7 +81,7 @@ def test_training_sees_few_shapes_and_every_example(make_bucketed):
     assert sum(size for size, _ in shapes) == 300
     assert {length for _, length in shapes} == set(fitted().lengths)
     assert len(set(shapes)) == 4
-    assert {size for size, _ in shapes} == {8, 4}
+    assert [shape for shape in set(shapes) if shape[0] != 8] == [(4, fitted().lengths[0])]  # some of the shortest
     labels = sorted(int(label) for batch in trainer.get_train_dataloader() for label in batch["labels"])
     assert labels == sorted(row["labels"] for row in sentences(100))
 
