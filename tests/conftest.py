@@ -162,6 +162,11 @@ def refusal(work: Callable, *given, kind: type[Exception] = MisconfigurationExce
     return str(refused.value)
 
 
+def messages_with(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """Returns the messages in the log that contain `text`."""
+    return [message for message in caplog.messages if text in message]
+
+
 @pytest.fixture
 def make_model():
     def make(dropout: float = 0.1) -> Classifier:

@@ -9,7 +9,7 @@ from torch import nn
 from mps_trainer.devices.watermarks import HIGH
 from mps_trainer.guards.memory import MemoryGuard
 from tests import installed_torch
-from tests.conftest import callback, on_device, refusal
+from tests.conftest import callback, messages_with, on_device, refusal
 
 MIB = 2**20
 TIMES = 1.5
@@ -71,7 +71,7 @@ def test_what_is_held_stays_near_what_is_used_and_grows_without_the_guard_until_
     with caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
         guarded = ratios(steps)
     assert max(guarded) < TIMES
-    given_back = [record.getMessage() for record in caplog.records if "giving back" in record.getMessage()]
+    given_back = messages_with(caplog, "giving back")
     assert len(given_back) < steps / LOG  # a line each, and not at every log
     assert bool(given_back) == GROWS
     assert all("\n" not in line for line in given_back)
@@ -86,7 +86,7 @@ def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, 
         del tensors
         torch.accelerator.reset_peak_memory_stats()
         trainer.train()
-    assert sum("giving back" in record.getMessage() for record in caplog.records) == 1
+    assert len(messages_with(caplog, "giving back")) == 1
     assert kept
 
 
@@ -136,8 +136,7 @@ def test_the_limit_is_that_of_the_environment_or_of_the_arguments(
             assert f"max allowed: {limit}" in refusal(torch.empty, 2 * 2**30, kind=RuntimeError, **given)
         else:
             torch.empty(2 * 2**30, **given)
-    warned = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
-    assert len(warned) == (environ is not None and "memory_fraction" in settings)
+    assert len(messages_with(caplog, "no effect")) == (environ is not None and "memory_fraction" in settings)
 
 
 def test_steps_between_two_logs_are_left_alone_and_the_cpu(mps, make_trainer, monkeypatch):

@@ -12,7 +12,7 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.errors import with_causes
 from mps_trainer.guards.memory import MemoryTable, measure
 from mps_trainer.guards.memory_errors import DeviceOutOfMemoryError
-from tests.conftest import Classifier, accuracy, examples, logged, on_device, refusal
+from tests.conftest import Classifier, accuracy, examples, logged, messages_with, on_device, refusal
 from tests.tiny import tiny
 
 
@@ -160,7 +160,7 @@ def test_an_evaluation_in_a_run_goes_on_with_half_the_batch(small, make_trainer,
         made.append(trainer)
     first, second = made
     assert first.args.per_device_eval_batch_size < 16
-    assert sum("Memory ran out in an evaluation" in record.getMessage() for record in caplog.records) == 1
+    assert len(messages_with(caplog, "Memory ran out in an evaluation")) == 1
     for name in ("loss", "eval_accuracy"):
         assert logged(first, name) == logged(second, name)
     assert logged(first, "eval_loss") == pytest.approx(logged(second, "eval_loss"), abs=1e-6)

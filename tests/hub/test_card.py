@@ -1,6 +1,5 @@
 """The card names data, device and versions, and does not overwrite a card that somebody else wrote."""
 
-import logging
 import platform
 
 import datasets
@@ -115,16 +114,15 @@ def test_a_card_of_somebody_else_is_kept_and_named_and_an_own_one_is_written_ove
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "README.md").write_text("# Mine\n")
-    with caplog.at_level(logging.WARNING, "mps_trainer"):
-        first = write()
-        assert (folder / "README.before.md").read_text() == "# Mine\n"
-        assert "is kept in README.before.md" in caplog.text
-        assert card.is_ours(first)
-        caplog.clear()
-        write(overwrite_output_dir=True)
-        assert caplog.text == ""
-        (folder / "README.md").write_text(first.replace("More information needed", "Boats, by Ada.", 1))
-        write(overwrite_output_dir=True)
+    first = write()
+    assert (folder / "README.before.md").read_text() == "# Mine\n"
+    assert "is kept in README.before.md" in caplog.text
+    assert card.is_ours(first)
+    caplog.clear()
+    write(overwrite_output_dir=True)
+    assert caplog.text == ""
+    (folder / "README.md").write_text(first.replace("More information needed", "Boats, by Ada.", 1))
+    write(overwrite_output_dir=True)
     assert "Boats, by Ada." in (folder / "README.before.2.md").read_text()
     assert len(list(folder.glob("README*"))) == 3
 

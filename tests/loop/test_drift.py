@@ -23,6 +23,7 @@ from mps_trainer.loop.drift import (
     expected_seconds,
     read_host_state,
 )
+from tests.conftest import messages_with
 
 GIB = 1 << 30
 # A Mac while its steps were fast, and the same Mac later.
@@ -139,7 +140,7 @@ class Run:
 
     @property
     def warnings(self):
-        return [record.getMessage() for record in self.caplog.records]
+        return self.caplog.messages
 
 
 @pytest.fixture
@@ -268,7 +269,7 @@ SETTINGS = {
 @pytest.mark.every_device
 def test_run_that_becomes_slow_warns_once_and_its_report_shows_where(trained, clock, caplog):
     trainer = trained({"model": Slow(clock, slow_from=40)}, **SETTINGS)
-    (said,) = [record.getMessage() for record in caplog.records if "become slow" in record.getMessage()]
+    (said,) = messages_with(caplog, "become slow")
     assert said.startswith("Steps have become slow: since step 4")
     assert "they take 1.8 s on average, 1.8 times as long as steps of these shapes took before." in said
     with open(f"{trainer.args.output_dir}/run_record.json") as file:

@@ -8,7 +8,7 @@ from mps_trainer.devices.known_faults import faults_to_warn_of
 from mps_trainer.model import preparation
 from mps_trainer.model.patches import contiguous
 from mps_trainer.model.patches.contiguous import make_contiguous, warn_of_known_faults
-from tests.conftest import assert_same_weights, weights
+from tests.conftest import assert_same_weights, messages_with, weights
 
 
 class Tied(nn.Module):
@@ -85,7 +85,7 @@ def test_known_faults_are_told_once_when_training_begins_on_mps(mps, make_traine
     monkeypatch.setattr(contiguous.torch, "__version__", "2.9.0")
     for _ in range(2):
         make_trainer(max_steps=1).train()
-    told = [record.getMessage() for record in caplog.records if "known fault" in record.getMessage()]
+    told = messages_with(caplog, "known fault")
     assert len(told) == len(set(told)) == len(faults_to_warn_of("2.9.0", version or ""))
     assert bool(told) == (version is not None)  # a simulated device is of no Mac
     assert all(each.startswith("torch 2.9.0 on macOS 14.5 has a known fault: ") for each in told)
