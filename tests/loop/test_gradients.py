@@ -59,15 +59,6 @@ def test_parameters_that_the_optimizer_does_not_have_count_in_the_norm_as_in_tor
     assert seen == [None, None]
 
 
-def test_a_subclass_that_clips_itself_is_left_alone(trained):
-    class Own(Trainer):
-        def _clip_grad_norm(self, model):
-            return torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-
-    runs = [trained({"kind": kind}, max_steps=3, max_grad_norm=1e-3) for kind in (Own, Trainer)]
-    torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
-
-
 def test_a_subclass_that_changes_clipped_gradients_has_its_way(trained):
     class Noisy(Trainer):
         def _clip_grad_norm(self, model):
@@ -85,35 +76,25 @@ def test_a_subclass_that_changes_clipped_gradients_has_its_way(trained):
     assert min(logged(trainer, "grad_norm")) > 2 * max(seen)
 
 
-def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(trained, make_model):
-    seen = []
+def thaw(model, state, **_):
+    model.hidden.requires_grad_(state.global_step >= 1)
 
-    thaws = callback(
-        on_step_begin=lambda model, state, **_: model.hidden.requires_grad_(state.global_step >= 1),
-        on_step_end=lambda model, **_: seen.append(model.hidden.weight.grad),
-    )
-    runs = []
+
+def add(model, optimizer, state, **_):
+    if state.global_step == 1:
+        model.norm.bias = torch.nn.Parameter(model.norm.bias.detach().clone())
+        optimizer.param_groups[0]["params"].append(model.norm.bias)
+
+
+@pytest.mark.parametrize(("change", "place"), [(thaw, "hidden.weight"), (add, "norm.bias")])
+def test_parameters_thawed_or_added_during_a_run_are_cleared_and_count_in_the_norm(trained, make_model, change, place):
+    seen, runs = [], []
+    looks = callback(on_step_begin=change, on_step_end=lambda model, **_: seen.append(model.get_parameter(place).grad))
     for optim in ("adamw_torch_fused", "adamw_torch"):  # the second is clipped by torch
         model = make_model()
-        model.hidden.requires_grad_(False)
+        model.hidden.requires_grad_(change is not thaw)
         settings = {"max_steps": 3, "max_grad_norm": CLIP, "logging_steps": 1, "optim": optim}
-        runs.append(trained({"model": model, "callbacks": [thaws]}, **settings))
-    assert seen == [None] * 6
-    assert logged(runs[0], "grad_norm") == pytest.approx(logged(runs[1], "grad_norm"), rel=1e-5)
-    torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
-
-
-def test_parameters_that_a_callback_adds_are_cleared_and_count_in_the_norm(trained, make_model):
-    def add(model, optimizer, state, **_):
-        if state.global_step == 1:
-            model.norm.bias = torch.nn.Parameter(model.norm.bias.detach().clone())
-            optimizer.param_groups[0]["params"].append(model.norm.bias)
-
-    seen, runs = [], []
-    looks = callback(on_step_begin=add, on_step_end=lambda model, **_: seen.append(model.norm.bias.grad))
-    for optim in ("adamw_torch_fused", "adamw_torch"):  # the second is clipped by torch
-        settings = {"max_steps": 3, "max_grad_norm": CLIP, "logging_steps": 1, "optim": optim}
-        runs.append(trained({"model": make_model(), "callbacks": [looks]}, **settings))
+        runs.append(trained({"model": model, "callbacks": [looks]}, **settings))
     assert seen == [None] * 6
     assert logged(runs[0], "grad_norm") == pytest.approx(logged(runs[1], "grad_norm"), rel=1e-5)
     torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
