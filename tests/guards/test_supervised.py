@@ -14,7 +14,6 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from mps_trainer import Trainer
 from mps_trainer.checkpoints import folders, manifest
 from mps_trainer.cli.supervisor import newest_checkpoint, read_end
-from mps_trainer.data.split import UnsplittableBatchError
 from mps_trainer.errors import explanation_of
 from mps_trainer.guards import supervised
 from mps_trainer.guards.supervised import kind_of
@@ -193,18 +192,6 @@ def test_memory_halves_what_is_trained_on_at_a_time(train, make_model, superviso
     assert (set(sizes), len(sizes)) == ({4}, 2 * 4)
     assert again.args.auto_find_batch_size is False
     torch.testing.assert_close(weights(again.model), whole({"model": make_model(dropout=0.0)}), rtol=0, atol=1e-5)
-
-
-def test_batch_that_cannot_be_split_stays_whole(train, supervisor, caplog, whole):
-    class Packed(Trainer):
-        def split_batch(self, batch, most):
-            raise UnsplittableBatchError("it is packed")
-
-    train(3, NO_MEMORY, {"kind": Packed})
-    supervisor.restart()
-    again = train(trainer={"kind": Packed})
-    assert caplog.text.count("stays whole") == 1
-    assert_same_weights(weights(again.model), whole())
 
 
 def test_record_and_page_show_each_restart(train, supervisor):

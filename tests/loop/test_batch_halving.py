@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import os
 import re
 
@@ -15,7 +14,7 @@ from mps_trainer.data.split import split
 from mps_trainer.distributed import Processes
 from mps_trainer.guards.memory_errors import DeviceOutOfMemoryError
 from mps_trainer.loop.run import TrainingRun
-from tests.conftest import Classifier, assert_same_weights, callback, examples, logged, refusal, weights
+from tests.conftest import Classifier, assert_same_weights, callback, examples, logged, messages_with, refusal, weights
 
 OUT_OF_MEMORY = "MPS backend out of memory (MPS allocated: 1.00 GiB, max allowed: 1.00 GiB)."
 
@@ -81,10 +80,6 @@ def assert_same_run(scarce, enough):
     torch.testing.assert_close(weights(scarce.model), weights(enough.model), rtol=0, atol=1e-5)
 
 
-def warnings_of(caplog):
-    return [record.getMessage() for record in caplog.records if "Memory ran out" in record.getMessage()]
-
-
 @pytest.mark.every_device
 @pytest.mark.parametrize(
     ("size", "accumulation", "fits", "found"), [(8, 1, 4, 4), (8, 1, 1, 1), (9, 1, 4, 3), (7, 2, 2, 2), (5, 3, 4, 3)]
@@ -95,14 +90,13 @@ def test_updates_equal_those_of_a_run_with_enough_memory(train, caplog, size, ac
         **{"num_train_epochs": 2, "learning_rate": 1e-2, "include_num_input_tokens_seen": "all"},
     }
     enough = train(Hungry(), auto_find_batch_size=False, **settings)
-    with caplog.at_level(logging.WARNING, logger="mps_trainer"):
-        scarce = train(Hungry(fits), **settings)
+    scarce = train(Hungry(fits), **settings)
     assert_same_run(scarce, enough)
     assert scarce.state.train_batch_size == found <= fits
     halvings = [size]
     while halvings[-1] > fits:
         halvings.append(-(-halvings[-1] // 2))
-    for before, line in zip(halvings[:-1], warnings_of(caplog), strict=True):
+    for before, line in zip(halvings[:-1], messages_with(caplog, "Memory ran out"), strict=True):
         assert f"{before} examples" in line
         assert "step 1 " in line
 
@@ -174,21 +168,6 @@ def test_parts_weigh_by_labels_that_are_not_ignored(train):
         assert_same_run(train(Hungry(fits), **settings), enough)
 
 
-def test_parts_of_own_loss_are_normalised_over_the_update(train):
-    def loss(outputs, labels, num_items_in_batch):
-        return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
-
-    class Logits(Hungry):
-        def forward(self, x):
-            return {"logits": self.logits(x)}
-
-    settings = {
-        **{"max_steps": 4, "label_names": ["labels"], "learning_rate": 1e-2, "remove_unused_columns": False},
-        **{"trainer": {"compute_loss_func": loss, "eval_dataset": None}},
-    }
-    assert_same_run(train(Logits(3), **settings), train(Logits(100), **settings))
-
-
 @pytest.mark.every_device(same_draws_as_cpu=True)
 def test_resumed_run_begins_with_found_size(train, make_trainer):
     settings = {
@@ -223,12 +202,11 @@ def test_only_the_callback_that_ran_out_of_memory_is_called_again(train, caplog)
         return callback(on_step_end=take)
 
     callbacks = [samples(number, fits) for number, fits in enumerate((8, 2, 8))]
-    with caplog.at_level(logging.WARNING, logger="mps_trainer"):
-        scarce = train(Hungry(), {"callbacks": callbacks}, **settings)
+    scarce = train(Hungry(), {"callbacks": callbacks}, **settings)
     assert calls == [[(1, 8), (2, 2)], [(1, 8), (1, 4), (1, 2), (2, 2)], [(1, 2), (2, 2)]]
     assert scarce.model.sizes == [8, 2, 2, 2, 2]
     assert_same_run(scarce, enough)
-    first, second = warnings_of(caplog)
+    first, second = messages_with(caplog, "Memory ran out")
     assert "in step 1 with batches of 8 " in first
     assert "in step 1 with batches of 4 " in second
 

@@ -196,10 +196,6 @@ def test_collator_that_pads_to_buckets_already_is_left_alone(make_bucketed):
     assert {batch["input_ids"].shape[1] for batch in loader} == {41}
 
 
-def test_empty_evaluation_set_is_no_error(make_bucketed):
-    assert "eval_loss" not in make_bucketed().evaluate([])
-
-
 def test_buckets_are_in_the_log_and_on_the_screen_and_in_no_other_order(make_bucketed, capfd, caplog):
     trainer = make_bucketed(max_steps=1, disable_tqdm=False)
     line = str(trainer.get_train_dataloader().batch_sampler)

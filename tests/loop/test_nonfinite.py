@@ -6,14 +6,13 @@ import os
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import SequentialSampler
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import NonFiniteLossError
 from mps_trainer.guards.numbers import OVERFLOWS
 from mps_trainer.simulator import SimulationCallback
-from tests.conftest import Stream, assert_same_weights, callback, examples, logged, refusal, weights
+from tests.conftest import Stream, assert_same_weights, callback, examples, logged, messages_with, refusal, weights
 
 BAD = 17  # the row that makes the loss nan
 
@@ -22,10 +21,6 @@ def with_bad_row():
     rows = examples(40)
     rows[BAD] = {**rows[BAD], "x": torch.full((4,), math.nan)}
     return rows
-
-
-def warnings_of(caplog):
-    return [record.getMessage() for record in caplog.records if "What to do" in record.getMessage()]
 
 
 @pytest.fixture
@@ -45,7 +40,7 @@ class TestTelling:
         settings = {"per_device_train_batch_size": 8, "max_steps": 10, "learning_rate": 0.5, "logging_steps": 10}
         step, rows = expected(**settings)
         make_trainer({"train_dataset": with_bad_row()}, **settings).train()
-        (warning,) = warnings_of(caplog)
+        (warning,) = messages_with(caplog, "What to do")
         rate = 0.5 * (10 - step + 1) / 10
         where = f"rows {', '.join(map(str, rows))} of the training dataset"
         assert warning.startswith(f"The loss was nan at step {step} (learning rate {rate:g}, {where}).")
@@ -56,8 +51,9 @@ class TestTelling:
     @pytest.mark.parametrize(("settings", "times"), [({"logging_steps": 5}, 2), ({"logging_strategy": "no"}, 1)])
     def test_it_is_told_once_at_each_log_or_at_the_end(self, trained, caplog, settings, times):
         trainer = trained({"train_dataset": with_bad_row()}, max_steps=10, **settings)
-        assert len(warnings_of(caplog)) == times
-        assert times == 1 or "It is the first of 5 such steps since the last log." in warnings_of(caplog)[1]
+        warnings = messages_with(caplog, "What to do")
+        assert len(warnings) == times
+        assert times == 1 or "It is the first of 5 such steps since the last log." in warnings[1]
         assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # logging_nan_inf_filter saw to it
 
     def test_a_gradient_between_two_logs_is_told(self, make_trainer, caplog):
@@ -67,24 +63,9 @@ class TestTelling:
                 return norm * math.inf if self.state.global_step == 2 else norm
 
         make_trainer({"kind": Overflowing}, max_steps=6, logging_steps=6).train()
-        (warning,) = warnings_of(caplog)
+        (warning,) = messages_with(caplog, "What to do")
         assert warning.startswith("The gradient norm was inf at step 3 (")
         assert "such steps" not in warning
-
-    @pytest.mark.parametrize("strategy", ["sequential", "bucket_by_length"])
-    def test_rows_in_an_order_of_the_arguments_are_told(self, trained, caplog, strategy):
-        rows = [{**row, "input_ids": [1] * (i % 7 + 1), "n": 1} for i, row in enumerate(with_bad_row())]
-
-        def collate(batch):
-            return {k: torch.stack([torch.as_tensor(row[k]) for row in batch]) for k in ("x", "labels")}
-
-        given = {"train_dataset": rows, "data_collator": collate}
-        settings = {"train_sampling_strategy": strategy, "num_train_epochs": 2, "logging_steps": 3}
-        trained(given, remove_unused_columns=False, **settings)
-        warning = warnings_of(caplog)[0]
-        named = warning.partition("rows ")[2].partition(" of the training dataset")[0]
-        assert str(BAD) in named.split(", ")
-        assert len(named.split(", ")) == 8
 
     def test_a_stream_is_told_by_its_batches(self, make_trainer, caplog):
         def raise_it(args, state, **_):
@@ -94,11 +75,13 @@ class TestTelling:
         settings = {"gradient_accumulation_steps": 2, "logging_steps": 4}
         make_trainer(given, max_steps=4, per_device_train_batch_size=4, **settings).train()
         # row 17 is in batch 4, which with batch 5 makes step 3; step 4 has 3 batches
-        assert "The loss was nan at step 3 (" in warnings_of(caplog)[0]
-        assert "batches 4 to 5 of epoch 0, counted from 0)" in warnings_of(caplog)[0]
+        assert "The loss was nan at step 3 (" in messages_with(caplog, "What to do")[0]
+        assert "batches 4 to 5 of epoch 0, counted from 0)" in messages_with(caplog, "What to do")[0]
 
-    def test_rows_are_told_in_later_epochs_and_after_a_resume(self, trained, tmp_path):
+    @pytest.mark.parametrize("strategy", ["random", "sequential", "bucket_by_length"])
+    def test_rows_are_told_in_any_order_in_later_epochs_and_after_a_resume(self, trained, tmp_path, strategy):
         settings = {"max_steps": 12, "save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 2}
+        settings["train_sampling_strategy"] = strategy
         seen, told = {}, {}
 
         class Asking(Trainer):
@@ -108,7 +91,7 @@ class TestTelling:
                 told[step] = self._mt_run.history.rows(step)
                 return super().training_step(model, inputs, num_items_in_batch)
 
-        rows = [{"x": torch.full((4,), float(i)), "labels": 0} for i in range(40)]
+        rows = [{"x": torch.full((4,), float(i)), "labels": 0, "input_ids": [1] * (i % 7 + 1)} for i in range(40)]
         for resume in (None, tmp_path / "run" / "checkpoint-4"):
             seen.clear()
             trained({"kind": Asking, "train_dataset": rows}, resume, **settings)
@@ -206,7 +189,7 @@ class TestStopping:
         assert_same_weights(*(weights(run.model) for run in runs))
         for key in ("loss", "grad_norm"):
             assert logged(runs[0], key) == logged(runs[1], key)
-        assert warnings_of(caplog) == []
+        assert messages_with(caplog, "What to do") == []
 
 
 class Scaled(Trainer):
@@ -227,7 +210,7 @@ class TestWithAScaler:
     def test_gradients_that_the_scaler_leaves_out_do_not_stop_the_run(self, make_trainer, caplog):
         trainer = self.make(make_trainer, {*range(OVERFLOWS + 5)} - {OVERFLOWS - 1})
         assert trainer.train().global_step == OVERFLOWS + 5
-        assert warnings_of(caplog) == []
+        assert messages_with(caplog, "What to do") == []
 
     def test_as_many_in_a_row_as_make_the_scale_vanish_do(self, make_trainer):
         with pytest.raises(NonFiniteLossError, match=f"in the last of {OVERFLOWS} steps in a row") as caught:
@@ -250,16 +233,3 @@ def test_stopping_waits_once_a_step(mps, make_trainer):
     steps = SimulationCallback(mps)
     make_trainer({"callbacks": [steps]}, max_steps=4, logging_steps=1, stop_on_nan=True).train()
     assert [step.blocking_reads for step in steps.steps[1:]] == [1] * 3
-
-
-def test_rows_in_an_order_of_the_users_are_told(make_trainer, caplog):
-    class Backwards(SequentialSampler):
-        def __iter__(self):
-            return reversed(range(len(self.data_source)))
-
-    class Own(Trainer):
-        def _get_train_sampler(self, dataset=None):
-            return Backwards(self.train_dataset)
-
-    make_trainer({"kind": Own, "train_dataset": with_bad_row()}, max_steps=5, logging_steps=5).train()
-    assert "rows 23, 22, 21, 20, 19, 18, 17, 16 of the training dataset" in warnings_of(caplog)[0]
