@@ -63,14 +63,6 @@ def test_arrays_are_those_of_transformers(batches, join, every):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_rows_are_sorted_into_the_order_of_the_dataset():
-    kept = empty()
-    kept.add(torch.tensor(0.5), 3, torch.tensor([20, 0, 10]), torch.tensor([2, 0, 1]), torch.zeros(1))
-    losses, predictions, labels, inputs = kept.arrays(np.array([2, 0, 1]))
-    assert (predictions.tolist(), labels.tolist()) == ([0, 10, 20], [0, 1, 2])
-    assert (losses.tolist(), inputs.tolist()) == ([0.5] * 3, [0.0])
-
-
 def test_outputs_that_are_no_tensors_are_refused_by_their_type():
     with pytest.raises(TypeError, match="there is a str among them"):
         collected([(torch.ones(2), "text")] * 2)

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 
 import pytest
 import torch
@@ -32,28 +31,6 @@ def test_resuming_into_another_folder_keeps_earlier_checkpoints(trained, tmp_pat
     assert second.state.best_model_checkpoint == str(tmp_path / "a" / "checkpoint-1")
     assert steps_in(tmp_path / "a") == [1, 2, 3, 4]
     assert steps_in(tmp_path / "b") == [6]
-
-
-def test_clock_set_back_loses_no_steps(make_trainer, trained, monkeypatch):
-    real, offset = time.time, [0.0]
-    monkeypatch.setattr(time, "time", lambda: real() + offset[0])
-
-    def set_back(state, **_):
-        if state.global_step == 3:
-            offset[0] = -3600.0
-        if state.global_step == 6:
-            raise RuntimeError("killed")
-
-    settings = {"max_steps": 8, "save_total_limit": 5, **EVERY_STEP}
-    assert refusal(trained, {"callbacks": [callback(on_step_end=set_back)]}, kind=RuntimeError, **settings) == "killed"
-    again = make_trainer(**settings)
-    found = steps_in(again.args.output_dir)
-    again.train(resume_from_checkpoint=True)
-    assert found == [1, 2, 3, 4, 5]
-    assert steps_in(again.args.output_dir) == [4, 5, 6, 7, 8]
-    assert len(logged(again, "loss")) == 8
-    whole = trained(max_steps=8, output_dir=f"{again.args.output_dir}-whole")
-    assert_same_weights(weights(again.model), weights(whole.model))
 
 
 def test_signal_after_last_step_replaces_checkpoint_of_another_run(make_trainer, trained):

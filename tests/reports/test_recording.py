@@ -16,8 +16,7 @@ from transformers import TrainerCallback
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.reports import recorder
 from mps_trainer.reports.record import NAME, PAGE
-from tests.conftest import accuracy, callback, examples, on_device, refusal
-from tests.loop.test_preemption import SignalAt
+from tests.conftest import accuracy, callback, examples, messages_with, on_device, refusal
 
 from .conftest import read_back
 
@@ -198,6 +197,7 @@ class Fails(torch.nn.Module):
         (RuntimeError("the <b>model</b> broke\nin two"), "fault", "RuntimeError: the <b>model</b> broke in two"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "fault", "ran out of memory in"),
         (KeyboardInterrupt(), "stop", "by SIGINT (Ctrl-C)"),
+        (SystemExit(143), "stop", "by SIGTERM"),
         (SystemExit(7), "stop", "with exit status 7"),
     ],
 )  # fmt: skip
@@ -208,6 +208,7 @@ def test_a_run_that_fails_leaves_what_there_is(make_trainer, tmp_path, error, ki
     assert raised.value is error or raised.value.__cause__ is error
     record = read_back(tmp_path / "run")
     assert kinds(record) == ["begin", kind]
+    assert record["outcome"]["kind"] == {"fault": "failed", "stop": "stopped"}[kind]
     assert says in record["events"][-1]["text"]
     assert [entry["step"] for entry in record["history"]] == [1, 2]
     page = (tmp_path / "run" / PAGE).read_text()
@@ -219,16 +220,6 @@ def test_what_is_refused_before_a_step_is_made_leaves_the_folder_as_it_was(make_
     model.calls = 2
     assert "no" in refusal(make_trainer({"model": model}, report=True).train, kind=ValueError)
     assert os.listdir(tmp_path / "run") == []
-
-
-def test_a_signal_is_on_the_time_line(make_trainer, tmp_path):
-    with pytest.raises(SystemExit) as end:
-        make_trainer({"callbacks": [SignalAt("on_step_begin", 1)]}, report=True, max_steps=5).train()
-    assert end.value.code == 143
-    record = read_back(tmp_path / "run")
-    assert kinds(record) == ["begin", "checkpoint", "stop"]
-    assert record["events"][-1]["text"] == "by SIGTERM"
-    assert record["outcome"]["kind"] == "stopped"
 
 
 def test_a_run_that_warns_at_each_log_is_not_drowned_in_it(make_trainer, tmp_path, monkeypatch):
@@ -245,7 +236,7 @@ def test_a_report_that_cannot_be_written_is_a_line_and_the_run_goes_on(make_trai
     full = OSError(28, "No space left on device", str(tmp_path / "run" / PAGE))
     monkeypatch.setattr("mps_trainer.reports.record.replace", mock.Mock(side_effect=full))
     assert make_trainer(report=True, max_steps=2).train().global_step == 2
-    (line,) = [r.getMessage() for r in caplog.records if PAGE in r.getMessage()]
+    (line,) = messages_with(caplog, PAGE)
     assert "No space left on device" in line
     assert "\n" not in line
     assert os.listdir(tmp_path / "run") == []
@@ -258,7 +249,7 @@ def test_a_file_of_the_user_is_kept_with_a_warning(make_trainer, tmp_path, caplo
     (tmp_path / "run" / name).write_text(content)
     assert make_trainer(report=True, max_steps=4, **SAVING).train().global_step == 4
     assert (tmp_path / "run" / name).read_text() == content
-    (line,) = [r.getMessage() for r in caplog.records if "is kept" in r.getMessage()]
+    (line,) = messages_with(caplog, "is kept")
     assert f"{name} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report` " in line
     assert [each for each in os.listdir(tmp_path / "run") if each.endswith(".tmp")] == []
 
@@ -275,7 +266,7 @@ def test_without_pygal_there_is_a_record_and_a_hint(make_trainer, tmp_path, capl
     monkeypatch.setattr("mps_trainer.reports.recorder._RELOAD", 1e-9)
     make_trainer(report=True, max_steps=3, logging_steps=1).train()
     assert os.listdir(tmp_path / "run") == [NAME]
-    (line,) = [r.getMessage() for r in caplog.records if PAGE in r.getMessage()]
+    (line,) = messages_with(caplog, PAGE)
     assert "pip install pygal" in line
 
 
