@@ -65,19 +65,6 @@ def test_operators_and_graphs_are_counted_by_name_and_views_are_none(mps):
     assert data["graphs"] == sum(operator["graphs"] for operator in data["operators"])
 
 
-def test_emptying_the_cache_drops_the_graphs_and_the_accelerator_s_does_not(mps):
-    def graphs() -> int:
-        squares(3).mm(squares(3))
-        return mps.report().graphs
-
-    assert graphs() == graphs() == 1
-    torch.accelerator.empty_cache()
-    assert graphs() == 1
-    torch.mps.empty_cache()
-    assert graphs() == 2
-    assert mps.report().synchronizations == 2
-
-
 def test_report_names_the_line_that_waits_in_backward_too(mps):
     tensor = torch.ones(3, device="mps", requires_grad=True)
     for _ in range(2):

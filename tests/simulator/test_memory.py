@@ -76,6 +76,7 @@ def test_torch_reports_the_memory(small):
     assert torch.accelerator.get_memory_info() == (MIB - live, MIB)
     torch.mps.empty_cache()
     torch.accelerator.empty_cache()
+    assert small.report().synchronizations == 2
     torch.accelerator.reset_peak_memory_stats()
     assert torch.accelerator.max_memory_allocated() == live
 

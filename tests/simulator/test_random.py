@@ -55,11 +55,6 @@ def test_numbers_follow_the_seed_of_the_device_and_leave_the_generator_of_the_cp
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def forked():
-    with torch.random.fork_rng(device_type="mps"):
-        torch.rand(7, device="mps")
-
-
 def test_the_state_is_kept_restored_forked_and_seeded(mps):
     torch.manual_seed(7)
     assert torch.mps._get_default_mps_generator().initial_seed() == 7
@@ -68,7 +63,8 @@ def test_the_state_is_kept_restored_forked_and_seeded(mps):
     first = torch.randn(3, device="mps")
     for restore in (lambda: torch.manual_seed(7), lambda: torch.mps.set_rng_state(state)):
         restore()
-        forked()
+        with torch.random.fork_rng(device_type="mps"):
+            torch.rand(7, device="mps")
         assert torch.equal(torch.randn(3, device="mps"), first)
 
 

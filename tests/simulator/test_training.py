@@ -9,9 +9,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from mps_trainer.simulator import SimulationCallback
-
-from ..conftest import assert_same_weights, weights
+from ..conftest import assert_same_weights, on_device
 
 DEVICES = ("cpu", "mps")
 
@@ -65,11 +63,12 @@ ROUNDED = {"GRU", "RNN", "MultiheadAttention", "TransformerEncoderLayer"}
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_module_agrees_with_the_cpu(mps_like_cpu, name):
-    with sdpa_kernel(SDPBackend.MATH):  # the CPU has a fused attention kernel with other rounding
+def test_module_agrees_with_the_cpu(name):
+    # the CPU has a fused attention kernel with other rounding
+    with on_device("mps", same_draws_as_cpu=True) as mps, sdpa_kernel(SDPBackend.MATH):
         on_cpu, on_mps = (forward_and_backward(*MODULES[name], device) for device in DEVICES)
-    assert_same(on_cpu, on_mps, tolerance=1e-5 if name in ROUNDED else 0)
-    assert not mps_like_cpu.report().fell_back
+        assert_same(on_cpu, on_mps, tolerance=1e-5 if name in ROUNDED else 0)
+        assert not mps.report().fell_back
 
 
 def optimizers() -> list[tuple[str, dict[str, object]]]:
@@ -157,16 +156,3 @@ def test_attention_without_gradients_agrees_with_the_cpu_bit_for_bit(mps, option
             mask = {"attn_mask": torch.eye(4, dtype=torch.bool, device=device)} if "attn_mask" in options else {}
             found.append([nn.functional.scaled_dot_product_attention(*given, **{**options, **mask})])
     assert_same(*found)
-
-
-def test_trainer_learns_the_same_weights_as_on_the_cpu(mps_like_cpu, make_trainer):
-    on_cpu = make_trainer(max_steps=5)
-    on_cpu.train()
-    callback = SimulationCallback(mps_like_cpu)
-    on_mps = make_trainer(max_steps=5, use_cpu=False, trainer={"callbacks": [callback]})
-    assert on_mps.args.device.type == "mps"
-    on_mps.train()
-    assert_same_weights(weights(on_cpu.model), {name: tensor.cpu() for name, tensor in weights(on_mps.model).items()})
-    assert [figures.step for figures in callback.steps] == [1, 2, 3, 4, 5]
-    assert callback.median("operators") > 10
-    assert callback.steps[-1].new_graphs == 0  # every batch has the shapes of the first
