@@ -47,9 +47,7 @@ def test_an_eval_strategy_alone_trains_too():
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({}, ("bucket_by_length", 16)),
         ({"train_sampling_strategy": "random", "per_device_eval_batch_size": 4}, ("random", 4)),
-        ({"pad_to_max_length": True}, ("random", 16)),
         ({"pad_to_max_length": False}, ("bucket_by_length", 16)),
     ],
 )

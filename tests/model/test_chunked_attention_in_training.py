@@ -23,10 +23,6 @@ def llama(kind="LlamaForCausalLM", **settings):
     return tiny(kind, **{"num_attention_heads": 4, "num_key_value_heads": 2, **settings})
 
 
-def mistral():
-    return llama("MistralForCausalLM", sliding_window=7)
-
-
 def bert(**settings):
     return tiny("BertForMaskedLM", **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **settings})
 
@@ -88,7 +84,7 @@ OTHER_SETTINGS = [
     [
         *(
             (model, texts(**kind), {})
-            for model in (llama, mistral)
+            for model in (llama, lambda: llama("MistralForCausalLM", sliding_window=7))
             for kind in ({}, {"padding": True}, {"packed": True})
         ),
         (bert, texts(), {}),

@@ -22,14 +22,7 @@ def script(name: str) -> types.ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def lock():
-    return script("lock")
-
-
-@pytest.fixture(scope="module")
-def resolve():
-    return script("resolve")
+LOCK, RESOLVE = script("lock"), script("resolve")
 
 
 def pins(python: str, system: str) -> dict[str, str]:
@@ -56,9 +49,9 @@ def pins(python: str, system: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("system", MACHINES)
 @pytest.mark.parametrize("python", PYTHONS)
-def test_each_python_has_one_pin_of_all_that_setup_cfg_asks_for(python, system, lock, resolve):
+def test_each_python_has_one_pin_of_all_that_setup_cfg_asks_for(python, system):
     found = pins(python, system)
-    asked = resolve.requirements((ROOT / "setup.cfg").read_text(encoding="utf-8"), lock.EXTRAS.split(","))
+    asked = RESOLVE.requirements((ROOT / "setup.cfg").read_text(encoding="utf-8"), LOCK.EXTRAS.split(","))
     assert len(asked) > 20
     for requirement in map(Requirement, asked):
         version = found[canonicalize_name(requirement.name)]
@@ -80,10 +73,10 @@ triton==3.9.0 ; sys_platform == 'linux'
 """
 
 
-def test_a_marker_stays_only_where_a_package_has_two_versions(lock):
-    text = lock.constraints(COMPILED)
-    assert text.startswith(lock.HEAD)
-    assert text.removeprefix(lock.HEAD).splitlines() == [
+def test_a_marker_stays_only_where_a_package_has_two_versions():
+    text = LOCK.constraints(COMPILED)
+    assert text.startswith(LOCK.HEAD)
+    assert text.removeprefix(LOCK.HEAD).splitlines() == [
         "httpx2==2.14.0 ; python_full_version < '3.11'",
         "httpx2==2.16.2 ; python_full_version >= '3.11'",
         "six==1.17.0",
@@ -91,19 +84,19 @@ def test_a_marker_stays_only_where_a_package_has_two_versions(lock):
     ]
 
 
-def test_constraints_are_what_the_script_writes(lock):
+def test_constraints_are_what_the_script_writes():
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    assert text == lock.constraints(text)
+    assert text == LOCK.constraints(text)
 
 
-def test_the_commands_are_readmes_and_the_pythons_those_of_the_classifiers(resolve):
-    assert resolve.install_commands((ROOT / "README.md").read_text(encoding="utf-8")) == [
+def test_the_commands_are_readmes_and_the_pythons_those_of_the_classifiers():
+    assert RESOLVE.install_commands((ROOT / "README.md").read_text(encoding="utf-8")) == [
         ["-c", "constraints.txt", "-e", ".[examples]"],
         ["-c", "constraints.txt", "-e", ".[examples,docs,dev]"],
     ]
-    assert resolve.pythons((ROOT / "setup.cfg").read_text(encoding="utf-8")) == list(PYTHONS)
+    assert RESOLVE.pythons((ROOT / "setup.cfg").read_text(encoding="utf-8")) == list(PYTHONS)
 
 
-def test_the_exit_status_says_whether_all_resolve(resolve):
-    assert resolve.main(["3.14"], lambda *_: resolve.Outcome(143, 0.5)) == 0
-    assert resolve.main(["3.10"], lambda *_: resolve.Outcome(0, 0.5, "No solution found")) == 1
+def test_the_exit_status_says_whether_all_resolve():
+    assert RESOLVE.main(["3.14"], lambda *_: RESOLVE.Outcome(143, 0.5)) == 0
+    assert RESOLVE.main(["3.10"], lambda *_: RESOLVE.Outcome(0, 0.5, "No solution found")) == 1

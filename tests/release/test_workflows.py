@@ -25,12 +25,9 @@ def load(path: Path) -> dict:
     return found
 
 
-def steps_of(path: Path) -> list[dict]:
-    return [step for job in load(path)["jobs"].values() for step in job["steps"]]
-
-
 def commands_of(path: Path) -> list[list[str]]:
-    lines = [line for step in steps_of(path) for line in step.get("run", "").replace("\\\n", " ").splitlines()]
+    steps = [step for job in load(path)["jobs"].values() for step in job["steps"]]
+    lines = [line for step in steps for line in step.get("run", "").replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.count('"') % 2 == 0]
 
 

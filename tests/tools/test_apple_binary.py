@@ -112,10 +112,6 @@ def pip(monkeypatch):
     return made
 
 
-def table(*native: str) -> OperatorTable:
-    return OperatorTable("9.9.9", frozenset(native), frozenset(), frozenset())
-
-
 def test_known_differences_have_their_reason_and_the_others_none():
     found = [
         Registration("aten::add.out", "MPS", ("wrapper_MPS_add_out",)),
@@ -125,7 +121,8 @@ def test_known_differences_have_their_reason_and_the_others_none():
         Registration("aten::_coalesce", "SparseMPS", ()),
         Registration("aten::exp", "AutocastMPS", ("8autocast13WrapFunction_ILNS0_10CastPolicyE1E",)),
     ]
-    comparison = compare(table("aten::add.out", "aten::_coalesce", "aten::gone"), found)
+    native = frozenset(("aten::add.out", "aten::_coalesce", "aten::gone"))
+    comparison = compare(OperatorTable("9.9.9", native, frozenset(), frozenset()), found)
     assert comparison.registered == {"MPS": 4, "SparseMPS": 1, "AutocastMPS": 1}
     assert set(comparison.explained) == {"aten::linalg_svd", "aten::_slow_conv2d_forward"}
     assert comparison.unexplained == ["mine::other", "aten::gone"]
