@@ -2,15 +2,13 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import HUNG_AFTER, ROOT, run_python
+from tests import run_python
 from tests.conftest import without_times
 
 SCRIPT = Path(__file__).with_name("train.py")
@@ -29,21 +27,6 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}: pip install -e '.[libraries]'"),
 ]
-
-
-def begin(folder: Path, *words: str) -> subprocess.Popen:
-    folder.mkdir(exist_ok=True)
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(folder), *words]
-    with (folder / "stderr").open("w") as stderr:  # a pipe would block one process while the other is read
-        return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=stderr)
-
-
-def end(process: subprocess.Popen, folder: Path) -> str:
-    status = process.wait(timeout=HUNG_AFTER)
-    errors = (folder / "stderr").read_text(errors="replace")
-    assert status == 0, errors[-3000:]
-    return errors
 
 
 def found(folder: Path) -> dict[str, Any]:
@@ -68,10 +51,12 @@ def test_trainers_equal_those_on_transformers_own_trainer(tmp_path, devices, sub
     names = [name for each in TRAINERS.values() for name in each] + [f"{name}@bf16" for name in IN_BF16]
     on_mps = [*ON_MPS, *ALONE] if "mps" in devices else []
     first, second = tmp_path / "ours", tmp_path / "theirs"
-    ours_trains = begin(first, *names, *ALONE, *(f"{name}@mps" for name in on_mps))
-    theirs_trains = begin(second, *names, "--stock")
-    stderr, _ = end(ours_trains, first), end(theirs_trains, second)
-    assert "mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's" in stderr
+    words = [first, *names, *ALONE, *(f"{name}@mps" for name in on_mps)], [second, *names, "--stock"]
+    with ThreadPoolExecutor() as pool:
+        ran = list(pool.map(lambda given: run_python(SCRIPT, *given), words))
+    for each in ran:
+        assert each.returncode == 0, each.stderr[-3000:]
+    assert "mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's" in ran[0].stderr
     for name in names:
         with subtests.test(name):
             ours, theirs = found(first / name), found(second / name)
