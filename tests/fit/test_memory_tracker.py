@@ -7,7 +7,6 @@ import torch
 
 from mps_trainer.fit.fake_tensors import fake_mode, fake_of
 from mps_trainer.fit.memory_tracker import ACTIVATIONS, LOGITS, OPTIMIZER, WEIGHTS, MemoryTracker
-from tests import run_python
 from tests.conftest import refusal
 
 KIB = torch.zeros(256)
@@ -64,21 +63,3 @@ def test_values_that_there_are_not(tracker):
     assert tensor.masked_select(tensor > 0).shape == (6,)
     assert (tensor > 0).nonzero().shape == (6, 2)
     assert re.search("depends on the values in others.*mps-trainer simulate", refusal(tensor.unique))
-
-
-@pytest.mark.integration
-def test_the_simulated_device_can_be_added_after_a_fake_step():
-    code = """
-from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
-import torch
-from mps_trainer.fit.fake_tensors import fake_mode, fake_of
-with fake_mode():
-    (fake_of(torch.ones(2, requires_grad=True)) * 2).sum().backward()
-try:
-    with simulated_mps():
-        print(torch.ones(2, device="mps").sum().item())
-except SimulatorUnavailableError:
-    print("unavailable")
-"""
-    ran = run_python("-c", code, CUDA_VISIBLE_DEVICES="")
-    assert ran.stdout.strip() in ("2.0", "unavailable"), ran.stderr

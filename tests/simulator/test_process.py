@@ -47,6 +47,16 @@ kept[0][0].item()
 (x * 2).sum().backward()
 """
 
+AFTER_FAKE_TENSORS = """
+import logging
+logging.disable()  # libraries log something when they are imported
+from mps_trainer.fit.fake_tensors import fake_mode, fake_of
+with fake_mode():
+    (fake_of(torch.ones(2, requires_grad=True)) * 2).sum().backward()
+activate()
+step()[0].item()
+"""
+
 IN_BACKWARD = """
 activate()
 loss, layer = step()
@@ -106,6 +116,7 @@ for _ in range(2):
 # Each program, its exit status, and the last words of what it prints.
 PROGRAMS = {
     "the device comes late": (LATE, 0, ""),
+    "the device comes after fake tensors": (AFTER_FAKE_TENSORS, 0, ""),
     "leaves in backward": (IN_BACKWARD.format("sys.exit(3)"), 3, ""),
     "leaves in backward at once": (IN_BACKWARD.format("os._exit(3)"), 3, ""),
     "fails in backward": (IN_BACKWARD.format("1 / 0"), 1, "ZeroDivisionError: division by zero\n"),
