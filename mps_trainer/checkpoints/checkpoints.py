@@ -77,8 +77,8 @@ class Checkpoints:
 
     def find_stale(self, resume_from: str | None) -> None:
         """Finds the checkpoints that a run does not continue if it resumes `resume_from`, or starts anew for None."""
-        parent = None if resume_from is None else os.path.dirname(os.path.abspath(resume_from))
-        is_own = parent is not None and os.path.realpath(parent) == os.path.realpath(self.run_dir)
+        given = [] if resume_from is None else [os.path.abspath(resume_from), os.path.realpath(resume_from)]
+        is_own = os.path.realpath(self.run_dir) in (os.path.realpath(os.path.dirname(each)) for each in given)
         resumed_at = self._trainer.state.global_step if is_own else -1
         found = folders.find_checkpoints(self.run_dir)
         self.stale = {folder for folder in found if folders.step_of(folder) > resumed_at}
@@ -335,7 +335,7 @@ class Checkpoints:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
         state, processes = self._trainer.state, self._trainer._mt_processes
         best = state.best_model_checkpoint = processes.first_does(lambda: state.best_model_checkpoint)
-        if state.best_global_step is None:
+        if best is None and state.best_global_step is None:
             logger.warning("load_best_model_at_end: no evaluation gave a number, so the last weights are kept.")
             return
         if best is None:

@@ -247,7 +247,7 @@ def prepare_loader(
         changed["worker_init_fn"] = WorkerInit(loader.worker_init_fn, args.seed if persists else None, processes.rank)
     sampler: Any = getattr(loader.batch_sampler, "sampler", None)
     is_plain = isinstance(sampler, RandomSampler) and (config.use_seedable_sampler or processes.is_distributed)
-    is_other = isinstance(sampler, (SubsetRandomSampler, WeightedRandomSampler)) and processes.is_distributed
+    is_other = type(sampler) in (SubsetRandomSampler, WeightedRandomSampler) and processes.is_distributed
     if is_plain:
         sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
     if is_plain or (is_other and sampler.generator is None):

@@ -39,7 +39,7 @@ def record_if_best(
     if args.metric_for_best_model is None:
         return False
     value = watched_metric(args, metrics, as_number)
-    if state.best_metric is None or math.isnan(state.best_metric):  # no number is better than nan
+    if state.best_metric is None or math.isnan(state.best_metric):  # any number is better than nan
         state.best_metric = -math.inf if args.greater_is_better else math.inf
     is_best = value > state.best_metric if args.greater_is_better else value < state.best_metric
     if is_best:

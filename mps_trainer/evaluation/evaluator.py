@@ -114,8 +114,9 @@ def run_evaluation(
                 seen += size
                 main_input = None
                 if "inputs" in args.include_for_metrics and not by_batch:
-                    main_input = inputs  # of which metrics of single batches get all
-                    if not args.batch_eval_metrics:
+                    if args.batch_eval_metrics:  # compute_metrics gets all inputs then
+                        main_input = {name: each for name, each in inputs.items() if torch.is_tensor(each)}
+                    else:
                         main_input = trainer._prepare_input(inputs[main_input_name(trainer.model)])
                 kept.add(loss, size, logits, labels, main_input)
                 trainer._mt_events.fire("on_prediction_step")

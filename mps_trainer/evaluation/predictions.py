@@ -95,8 +95,13 @@ class Predictions:
             self._on_host[i] = [batch for batches in in_turn for batch in batches if batch is not None]
 
     def by_batch(self) -> Iterator[tuple[Any, ...]]:
-        """Yields losses, predictions, labels and inputs of each batch, after `gather`; None where there are none."""
-        return zip_longest(*self._on_host)
+        """Yields losses, predictions, labels and inputs of each batch, after `gather`; None where there are none.
+
+        The inputs are not kept for `arrays`.
+        """
+        *others, inputs = self._on_host
+        self._on_host[3] = []
+        return zip_longest(*others, inputs)
 
     def arrays(self, order: np.ndarray | None = None) -> list[Any]:
         """Returns losses, predictions, labels and inputs as NumPy arrays, or lists of one for each batch, or None.

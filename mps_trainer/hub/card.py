@@ -229,7 +229,7 @@ def _forget_local_base(path: Path) -> None:
 def keep_if_changed(path: Path) -> None:
     """Copies a card that a person wrote or changed to another name before it is overwritten."""
     content = path.read_bytes() if path.is_file() else b""
-    text = content.decode(errors="replace")
+    text = content.decode(errors="replace").replace("\r\n", "\n")
     if not text.strip() or is_ours(text) or _UNTOUCHED in text:
         return
     names = itertools.chain([KEPT], (KEPT.replace(".md", f".{number}.md") for number in itertools.count(2)))

@@ -119,7 +119,8 @@ class Recorder:
         else:
             self._add("resume", f"from {run.resume_from}")
         self._look()
-        self._fallbacks = FallbackWatch() if args.device.type == "mps" else None  # last: an error would leave it
+        # last, because an error in another line would leave it watching
+        self._fallbacks = FallbackWatch() if args.device.type == "mps" else None
 
     @_never_in_the_way
     def on_log(self, logs: Any = None, **details: Any) -> None:

@@ -44,6 +44,15 @@ def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_
     assert noted == [("fault", told), ("checkpoint",)]
 
 
+def test_a_run_that_resumes_by_a_link_continues_the_checkpoints_beside_the_real_one(saver, trainer, tmp_path):
+    for step in (2, 4, 6):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+    (tmp_path / "latest").symlink_to(tmp_path / "run" / "checkpoint-4")
+    trainer.state.global_step = 4
+    saver.find_stale(str(tmp_path / "latest"))
+    assert saver.stale == {str(tmp_path / "run" / "checkpoint-6")}
+
+
 def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(saver, trainer, make_args, tmp_path, gate):
     for step in (2, 4, 6):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)

@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 from transformers.trainer_pt_utils import EvalLoopContainer
 
+from mps_trainer.distributed import Processes
 from mps_trainer.evaluation.predictions import Predictions, mean_loss
 
 
@@ -74,6 +75,15 @@ def test_outputs_are_kept_without_the_rest_of_their_batch_and_the_files_of_worke
     _, predictions, labels, _ = kept.arrays()
     assert not np.shares_memory(predictions, whole.numpy())
     assert not np.shares_memory(labels, shared.numpy())
+
+
+def test_inputs_of_single_batches_are_not_kept_after_their_metrics():
+    kept = empty()
+    for width in (4, 6):  # which cannot be joined
+        kept.add(None, 2, torch.ones(2, 3), torch.ones(2), {"mask": torch.ones(2, 1, width, width)})
+    kept.gather(Processes())
+    assert [batch[3]["mask"].shape[-1] for batch in kept.by_batch()] == [4, 6]
+    assert kept.arrays()[3] is None
 
 
 def test_batches_are_copied_to_the_host_once(mps):

@@ -61,7 +61,7 @@ def attention(
     seen = None
     if mask is not None and mask.dtype is torch.bool:
         seen = mask.any(-1, keepdim=True)
-        lowest = torch.finfo(scores.dtype).min / 2  # so that a score and it are no infinity in float16
+        lowest = torch.finfo(scores.dtype).min / 2  # added to a score, the minimum itself is infinite in float16
         mask = torch.zeros(mask.shape, dtype=scores.dtype).masked_fill_(~mask, lowest)
     elif mask is not None:
         softmax = torch._safe_softmax  # gives 0 for rows of -inf, as torch's attention does
