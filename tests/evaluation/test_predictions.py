@@ -36,8 +36,8 @@ CASES = {
 }
 
 
-def empty(join=True, every=None):
-    return Predictions(SimpleNamespace(eval_do_concat_batches=join, eval_accumulation_steps=every))
+def empty(join=True, every=None, **settings):
+    return Predictions(SimpleNamespace(eval_do_concat_batches=join, eval_accumulation_steps=every), **settings)
 
 
 def collected(batches, join=True, every=None):
@@ -78,7 +78,7 @@ def test_outputs_are_kept_without_the_rest_of_their_batch_and_the_files_of_worke
 
 
 def test_inputs_of_single_batches_are_not_kept_after_their_metrics():
-    kept = empty()
+    kept = empty(apart=True)
     for width in (4, 6):  # which cannot be joined
         kept.add(None, 2, torch.ones(2, 3), torch.ones(2), {"mask": torch.ones(2, 1, width, width)})
     kept.gather(Processes())
