@@ -106,5 +106,5 @@ def _named_inputs(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dic
         return kwargs
     try:
         return dict(inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments)
-    except (TypeError, ValueError):  # not its arguments: forward() will say so
+    except (TypeError, ValueError):  # forward() does not take them, and will say so
         return {**{str(i): value for i, value in enumerate(args)}, **kwargs}

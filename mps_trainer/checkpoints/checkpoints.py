@@ -337,19 +337,16 @@ class Checkpoints:
         best = state.best_model_checkpoint = processes.first_does(lambda: state.best_model_checkpoint)
         if best is None and state.best_global_step is None:
             logger.warning("load_best_model_at_end: no evaluation gave a number, so the last weights are kept.")
-            return
-        if best is None:
+        elif best is None:
             logger.warning(
                 "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the last weights are "
                 "kept. Give save_steps the value of eval_steps, or use save_strategy='best'.",
                 state.best_global_step,
             )
-            return
-        folder = self._absolute(best)
-        if processes.all_reduce_max([not os.path.isdir(folder)])[0]:
-            logger.warning("load_best_model_at_end: %s is gone, so the last weights are kept.", folder)
+        elif processes.all_reduce_max([not os.path.isdir(self._absolute(best))])[0]:
+            logger.warning("load_best_model_at_end: %s is gone, so the last weights are kept.", best)
         else:
-            loading.load_weights(self._trainer.model, folder)
+            loading.load_weights(self._trainer.model, self._absolute(best))
 
     # The folders
 

@@ -115,7 +115,8 @@ def run_script(path: str, arguments: list[str]) -> int:
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
     begun, own, script = time.time(), sys.modules["__main__"], types.ModuleType("__main__")
-    script.__file__ = os.path.abspath(path)  # not runpy.run_path, which leaves it relative or changes sys.argv[0]
+    # runpy.run_path would leave it relative or change sys.argv[0]
+    script.__file__ = os.path.abspath(path)
     sys.modules["__main__"] = script
     try:
         with contextlib.redirect_stdout(sys.stdout), contextlib.redirect_stderr(sys.stderr):

@@ -176,7 +176,7 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
     """Yields findings for GPUs that are there, or a build for them, and that torch cannot use or is kept from."""
     for kind, accelerator in ACCELERATORS.items():
         obstacle = accelerator.why_not(facts)
-        if obstacle is not None and obstacle.name == kind:  # of other GPUs than a Mac's
+        if obstacle is not None and obstacle.name == kind:  # only GPUs other than a Mac's have these names
             severity = ERROR if obstacle.repairable else WARNING
             yield Finding(kind, severity, obstacle.why, obstacle.remedy, device=kind)
     value = facts.environment.get("ACCELERATE_USE_CPU")

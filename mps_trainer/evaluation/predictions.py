@@ -116,7 +116,8 @@ class Predictions:
         positions = np.argsort(order)
 
         def sort(array: np.ndarray) -> np.ndarray:
-            return array[positions] if array.shape[:1] == positions.shape else array  # not one row for each example
+            # an array that does not have one row for each example stays as it is
+            return array[positions] if array.shape[:1] == positions.shape else array
 
         return [None if each is None else _map(sort, [each]) for each in made]
 

@@ -79,8 +79,8 @@ class MicrobatchSplitter:
     def end_step(self, batches: list[Any]) -> None:
         """Fires on_step_end after the update of `batches`.
 
-        If a callback runs out of memory, frees unused memory, halves the microbatches and calls that one again. Not in
-        several processes, where the others would not know of it.
+        If a callback runs out of memory, frees unused memory, halves the microbatches and calls that one again. In
+        several processes the run ends instead, because the others would not know of it.
 
         Raises:
             NothingLeftToSplitError: if memory runs out beside single examples, or batches cannot be split.

@@ -112,7 +112,7 @@ def test_without_shuffling_batches_go_by_length_and_stay():
     assert list(sampler) == batches
     assert sampler.order().tolist() == [i for batch in batches for i in batch]
     assert sorted(BucketBatchSampler(draw(20), 8, shuffle=False, drop_last=True).order()) == list(range(16))
-    sampler = BucketBatchSampler(draw(20), 8, drop_last=True)  # which leaves out any examples
+    sampler = BucketBatchSampler(draw(20), 8, drop_last=True)  # it leaves out any examples
     assert {i for _ in range(40) for i in set(range(20)) - {i for batch in sampler for i in batch}} == set(range(20))
 
 

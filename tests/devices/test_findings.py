@@ -84,7 +84,7 @@ def test_of_many_faults_the_first_are_shown_and_the_others_counted():
 @pytest.mark.parametrize(
     ("torch", "macos", "chip", "is_silent"),
     [
-        ("2.8.0", "15.5", "Apple M1", True),  # where many faults are not shown
+        ("2.8.0", "15.5", "Apple M1", True),  # doctor does not show many faults there
         ("2.14.1", "26.0", "Apple M4 Max", True),
         ("2.15.0", "27.0", "Apple M1", False),
     ],

@@ -40,7 +40,7 @@ def test_what_one_raises_or_cannot_send_ends_all_and_leaves_them_together(made_b
     assert said.endswith(second["gather_cannot_be_sent"][1])
 
 
-ROWS = [[0, 1], [0, 1], [2, 3]]  # what two processes have of uneven tensors
+ROWS = [[0, 1], [0, 1], [2, 3]]  # two processes have these rows of uneven tensors
 OF_BOTH = {
     "gather": torch.tensor([1, 10, 2, 20]),
     "metrics": (torch.tensor(ROWS), torch.tensor([1, 10, 2, 20])),

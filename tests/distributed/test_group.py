@@ -68,7 +68,7 @@ ALL = ("gloo", "mpi", "nccl", "xccl")
         (PC, None, ALL, "gloo"),
         (PC, "mpi", ALL, "mpi"),
         (CUDA, None, ALL, "nccl"),
-        (CUDA, None, ["gloo"], "gloo"),  # as on Windows, where CUDA is without NCCL
+        (CUDA, None, ["gloo"], "gloo"),  # Windows has CUDA without NCCL
         (replace(PC, xpu_built=True, xpu_count=2), None, ALL, "xccl"),
     ],
 )

@@ -79,7 +79,7 @@ def test_outputs_are_kept_without_the_rest_of_their_batch_and_the_files_of_worke
 
 def test_inputs_of_single_batches_are_not_kept_after_their_metrics():
     kept = empty(apart=True)
-    for width in (4, 6):  # which cannot be joined
+    for width in (4, 6):  # batches of two widths cannot be joined
         kept.add(None, 2, torch.ones(2, 3), torch.ones(2), {"mask": torch.ones(2, 1, width, width)})
     kept.gather(Processes())
     assert [batch[3]["mask"].shape[-1] for batch in kept.by_batch()] == [4, 6]

@@ -125,7 +125,7 @@ def test_operations_of_attention_in_chunks_are_those_of_all_blocks(make_args, mo
     pairs = sum((end - start) * end for start, end in blocks)
     layers, width = model.config.num_hidden_layers, model.config.hidden_size
     of_plain, of_chunks = 6 * 2 * LENGTH**2, 7 * 2 * pairs
-    expected = plain.operations + 2 * layers * width * (of_chunks - of_plain)  # of two texts
+    expected = plain.operations + 2 * layers * width * (of_chunks - of_plain)  # the batch has two texts
     assert cost.operations == pytest.approx(expected, rel=0.01)
 
 

@@ -182,7 +182,7 @@ def test_on_a_device_that_adds_in_another_order_each_time_losses_that_are_near_p
 def test_an_operator_without_a_kernel_does_as_the_switch_says(monkeypatch, fallback, says):
     for told in (fallback, not fallback):
         with on_device("mps", fallback=fallback) as simulated:
-            simulated.fallback = told  # what the check believes the switch to be
+            simulated.fallback = told  # the check believes that the switch is so
             check = run_selftest(simulated, checks={NO_KERNEL: CHECKS[NO_KERNEL]}).checks[0]
         assert says in check.text or check.status == "failed"
         assert check.status == ("passed" if told == fallback else "failed")

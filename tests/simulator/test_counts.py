@@ -57,7 +57,7 @@ def test_operators_and_graphs_are_counted_by_name_and_views_are_none(mps):
     layer(x).sum().backward()
     found = {each.name.removeprefix("aten::"): (each.calls, each.graphs) for each in mps.report().operators}
     assert found["mm"] == (6, 3)  # a graph for each new shape
-    assert found["mul_.Tensor"] == (5, 0)  # which has a Metal kernel
+    assert found["mul_.Tensor"] == (5, 0)  # it has a Metal kernel
     assert found["linear"][0] == found["linear_backward"][0] == 1
     assert not {"view", "t", "expand", "detach", "empty.memory_format", "matmul"} & found.keys()
     data = json.loads(json.dumps(mps.report().to_dict()))
