@@ -3,9 +3,11 @@
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import files, folders, manifest, schema
@@ -95,6 +97,17 @@ def test_objects_are_read_where_their_kind_is_allowed(tmp_path):
 
 class Allowed:
     pass
+
+
+def test_weights_in_a_file_have_its_number_format_and_are_mapped_anew_after_each_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BLOCK", 16)
+    save_file({"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.ones(1)}, tmp_path / "weights.safetensors")
+    monkeypatch.setattr(files, "safe_open", mapped := mock.Mock(wraps=files.safe_open))
+    stored = read_safetensors(str(tmp_path / "weights.safetensors"))  # reads 6 + 4 bytes to see the formats
+    assert (stored["a"].dtype, stored["b"].dtype) == (torch.bfloat16, torch.float32)
+    for name, mapped_by_then in (("a", 1), ("b", 2)):
+        assert bool(torch.zeros(stored[name].shape).copy_(stored[name]).all())
+        assert mapped.call_count == mapped_by_then
 
 
 @pytest.mark.parametrize("refuses", [False, True])

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import loading, output_folder, writers
+from mps_trainer.checkpoints import loading, manifest, output_folder, writers
 from tests.conftest import assert_same_weights, refusal, weights
 from tests.tiny import tiny
 
@@ -50,6 +50,15 @@ def test_converted_weights_are_loaded_with_a_warning(trained, saved, caplog, con
     [told] = [each.getMessage() for each in caplog.records if "converted" in each.getMessage()]
     new = "pytorch_model.bin" if convert is unpack else "model-00001-of-00002.safetensors and 1 more"
     assert f"{new} replaced model.safetensors, and there is no checksum to verify them" in told
+
+
+def test_an_index_is_not_counted_among_the_weights_that_were_replaced(saved):
+    shard(saved)
+    manifest.write(saved, 2, 1)
+    torch.save({}, os.path.join(saved, PICKLED))
+    for name in [each for each in os.listdir(saved) if each.startswith("model")]:
+        os.remove(os.path.join(saved, name))
+    assert manifest.converted(saved).startswith(f"{PICKLED} replaced model-00001-of-00002.safetensors and 1 more, ")
 
 
 def test_nothing_is_told_of_weights_as_they_were_saved(trained, saved, caplog):

@@ -183,9 +183,10 @@ ALL_COMPLETE = [(f"checkpoint-{step}", None, True) for step in (2, 4, 6)]
 
 
 def test_a_changed_checkpoint_that_cannot_be_listed_again_is_an_error_in_the_log(trained, monkeypatch, caplog):
-    monkeypatch.setattr(manifest, "renew", mock.Mock(side_effect=FULL))
+    monkeypatch.setattr(manifest, "renew", renewed := mock.Mock(side_effect=FULL))
     trainer = trained({"callbacks": [HearsSaves()]}, **{**SAVING, "max_steps": 2})
     folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
+    assert renewed.call_args.args == (os.path.abspath(folder), 2)
     assert f"{folder} was changed, and its manifest.json could not be: No space left on device." in caplog.messages
 
 

@@ -303,3 +303,4 @@ def test_one_process_of_a_machine_watches(make_trainer, monkeypatch):
     monkeypatch.setattr(DriftWatch, "add", lambda *_: watched.append(1))
     trainer.train()
     assert watched == []
+    assert not trainer.state.is_local_process_zero

@@ -165,6 +165,7 @@ class TestStopping:
     def test_running_means_are_those_of_before_the_step(self, make_trainer, make_model):
         model = make_model()
         model.norm = nn.BatchNorm1d(8)
+        model.unused = nn.BatchNorm1d(8, track_running_stats=False)  # its buffers are None
         trainer = make_trainer({"model": model, "train_dataset": with_bad_row()}, **self.SETTINGS)
         error = self.stopped(trainer)
         assert all(torch.isfinite(tensor).all() for tensor in weights(trainer.model).values())

@@ -160,6 +160,7 @@ def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_
     class Asked(Trainer):
         def _maybe_log_save_evaluate(self, tr_loss, *args, **kwargs):
             sums.append(float(tr_loss))
+            assert args[3] == self.state.epoch
             return super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
 
     trained({"kind": Asked}, max_steps=4, logging_steps=4)
