@@ -240,16 +240,19 @@ def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, t
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
 
 
-def test_a_signal_after_the_best_weights_were_loaded_saves_none(make_trainer):
+@pytest.mark.parametrize(("loads_best", "newest"), [(True, "checkpoint-8"), (False, "checkpoint-11")])
+def test_a_signal_after_the_best_weights_were_loaded_saves_none(make_trainer, loads_best, newest):
     """They are those of an earlier step, whose checkpoint is there."""
 
     class SavesNoLastStep(SignalAt):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_save &= state.global_step < state.max_steps
 
-    settings = {**SETTINGS, "eval_steps": 4, "max_steps": 11, "load_best_model_at_end": True}
-    trainer, _ = interrupted(make_trainer, SavesNoLastStep("on_train_end", 1), **settings)
-    assert [os.path.basename(each) for each in find_checkpoints(trainer.args.output_dir)][-1] == "checkpoint-8"
+    settings = {**SETTINGS, "eval_steps": 4, "max_steps": 11, "load_best_model_at_end": loads_best}
+    best = {"metric_for_best_model": "loss"}
+    trainer, _ = interrupted(make_trainer, SavesNoLastStep("on_train_end", 1), **settings, **best)
+    assert trainer.state.best_model_checkpoint is not None
+    assert [os.path.basename(each) for each in find_checkpoints(trainer.args.output_dir)][-1] == newest
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
