@@ -49,7 +49,6 @@ from .data.split import split
 from .data.transfer import BatchTransfer
 from .data.workers import close_workers
 from .distributed import Processes, absent_named, leave, sharded
-from .distributed.ddp import inside
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import evaluate_dataset, evaluate_each, run_evaluation
@@ -422,8 +421,9 @@ class Trainer:
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Runs forward and backward for one batch; returns its part of the update's loss, detached, on the device."""
-        if not inside(model).training:  # there was an evaluation
-            model.train()
+        run = self._mt_run
+        if run is None or not all(module.training for module in run.modules):
+            model.train()  # there was an evaluation, or a callback has switched a part of the model
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
         given_items = self._mt_loss.begin_batch(num_items_in_batch)

@@ -69,6 +69,7 @@ class TrainingRun:
         epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
         self._prepare_model_and_optimizer()
+        self.modules = list(self.model.modules())  # not at each step: torch needs 3 ms to list those of a BERT
         init_state(
             trainer,
             resume_from,

@@ -91,6 +91,11 @@ def test_callback_that_raises_accumulation_makes_larger_steps(assert_same_runs):
     assert assert_same_runs(run).state.global_step == 3 + 2  # an epoch has 3 batches
 
 
+def test_part_that_a_callback_puts_in_eval_mode_trains_with_dropout_again(assert_same_runs):
+    switch = callback(on_step_end=lambda model, **_: model.bert.eval())
+    assert_same_runs(lambda library: library.trained(callbacks=[switch]))
+
+
 @pytest.mark.parametrize("name", ["nonsense", "clearml"])
 def test_tracker_that_cannot_be_had_is_refused_in_one_line(make_trainer, name):
     assert f"report_to=['{name}'] cannot be used: " in refusal(make_trainer, report_to=name)
