@@ -194,6 +194,11 @@ class Trainer:
         self._mt_transfer, self._mt_attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
         self._mt_use_model(model if model is not None else self.call_model_init())
+        # not anew for each model of `model_init`, because a subclass may set them after this
+        kind = type(base_model(self.model))
+        self.label_names = find_labels(kind) if args.label_names is None else args.label_names
+        self.can_return_loss = can_return_loss(kind)
+        self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
         self.label_smoother = trainer_setup.label_smoother(args, self.model)
         self.data_collator = self.data_collator or trainer_setup.default_collator(self.processing_class)
 
@@ -283,7 +288,7 @@ class Trainer:
 
     def _mt_use_model(self, model: nn.Module) -> None:
         """Sets `model` as the Trainer's, moves it to the device, and derives settings from it."""
-        args, base = self.args, base_model(model)
+        args = self.args
         validate_quantization_for_training(model)
         quantized.keep_trainable(model)
         self.is_model_parallel = spans_devices(model)
@@ -293,9 +298,6 @@ class Trainer:
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
         self._mt_flos_per_token = None
-        self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
-        self.can_return_loss = can_return_loss(type(base))
-        self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
         self._mt_loss = UpdateLoss(self)
         self._signature_columns = None
         config: Any = getattr(model, "config", None)

@@ -150,6 +150,18 @@ def test_own_loss_gives_same_logs_and_no_warning(assert_same_runs, name):
     assert_same_runs(run)
 
 
+def test_settings_that_a_subclass_changes_hold_for_models_of_model_init(library):
+    changed = {"can_return_loss": True, "label_names": ["start"], "model_accepts_loss_kwargs": False}
+
+    class Changes(library.kind("Trainer")):
+        def __init__(self, *given, **settings):
+            super().__init__(*given, **settings)
+            vars(self).update(changed)
+
+    trainer = library.trained(kind=Changes, model_init=lambda: bert_classifier(), max_steps=1)
+    assert changed.items() <= vars(trainer).items()
+
+
 ATTRIBUTES = [
     "args", "model", "model_wrapped", "optimizer", "lr_scheduler", "state", "control", "callback_handler",
     "processing_class", "is_in_train", "accelerator", "data_collator", "train_dataset", "eval_dataset", "model_init",
