@@ -49,6 +49,12 @@ def test_the_rest_of_a_stream_is_a_step_here(library):
     assert trainer.state.log_history[1]["loss"] == pytest.approx(expected)
 
 
+def test_batch_size_that_changes_between_two_runs_is_used_here(library):
+    trainer = library.trained(Squares(), train_dataset=numbers(6), per_device_train_batch_size=3, num_train_epochs=1)
+    trainer.args.per_device_train_batch_size = 2
+    assert trainer.train().global_step == {mps_trainer: 3, transformers: 2}[library.module]
+
+
 def test_create_optimizer_and_scheduler_is_called_here_only(library):
     class Own(library.module.Trainer):
         def create_optimizer_and_scheduler(self, num_training_steps):
