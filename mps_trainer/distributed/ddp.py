@@ -23,7 +23,22 @@ def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataPara
         "static_graph": args.ddp_static_graph,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, **given)
+    replica: Any = DistributedDataParallel(model, gradient_as_bucket_view=True, **given)
+    replica.trained = _trained(model)
+    return replica
+
+
+def _trained(model: nn.Module) -> set[int]:
+    return {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+
+
+def is_current(model: Any) -> bool:
+    """Returns False for a replica that leaves out gradients: its model trains other parameters than when it was made.
+
+    It would not exchange those of parameters that were frozen then, and each process would have other weights.
+    """
+    trained = getattr(model, "trained", None) if isinstance(model, DistributedDataParallel) else None
+    return trained is None or trained == _trained(model.module)
 
 
 def _finds_unused(model: nn.Module, args: TrainingArguments) -> bool:

@@ -21,7 +21,7 @@ from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.plan import StepPlan
 from ..distributed import sharded
-from ..distributed.ddp import no_sync
+from ..distributed.ddp import is_current, no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
@@ -288,6 +288,8 @@ class TrainingRun:
         """
         divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
+        if not is_current(self.model):  # a callback has frozen parameters or released some
+            self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         tokens_before = trainer.state.num_input_tokens_seen
         exchanges = trainer._mt_overrides.has("compute_loss")  # TRL's does, and the other processes would wait
         padding = trainer._mt_loss.padding(len(batches))

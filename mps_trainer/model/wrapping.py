@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..distributed import Processes
-from ..distributed.ddp import inside, replicated
+from ..distributed.ddp import inside, is_current, replicated
 from ..distributed.fsdp import sharded
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
@@ -33,7 +33,8 @@ def wrapped(
     compiled = _compiled(model, previous, args) if args.torch_compile else model
     if not training or not processes.is_distributed:
         return compiled
-    return previous if inside(previous) is compiled and previous is not compiled else replicated(compiled, args)
+    is_replica = inside(previous) is compiled and previous is not compiled
+    return previous if is_replica and is_current(previous) else replicated(compiled, args)
 
 
 def _compiled(model: nn.Module, previous: nn.Module, args: TrainingArguments) -> nn.Module:

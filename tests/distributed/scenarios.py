@@ -16,7 +16,7 @@ from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
 from mps_trainer.distributed.sharded import full_state_dict
 from mps_trainer.launching.restarts import Progress, Restart, Supervision
-from tests.conftest import Classifier, Stream, accuracy, examples, logged, refusal
+from tests.conftest import Classifier, Stream, accuracy, callback, examples, logged, refusal
 from tests.tiny import tiny
 
 TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all processes
@@ -318,6 +318,18 @@ def an_update_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
     rows = [{**row, "ignored": number % TOGETHER < TOGETHER // 2} for number, row in enumerate(sentences(48, False))]
     settings = {"train_sampling_strategy": "sequential", "learning_rate": 1e-3, "remove_unused_columns": False}
     return train(folder, small_gpt(), rows, ignoring, **settings)
+
+
+@alike
+def a_layer_that_is_released_halfway(folder: str) -> dict[str, Any]:
+    model = classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.hidden.requires_grad_(False)
+    release = callback(on_step_end=lambda state, **_: model.hidden.requires_grad_(state.global_step > 9))
+    given = {"train_dataset": examples(43), "callbacks": [release], "optimizers": (optimizer, None)}
+    trainer = Trainer(model, arguments(folder), **given)
+    trainer.train()
+    return outcome(trainer)
 
 
 @scenario
