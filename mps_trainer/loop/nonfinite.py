@@ -116,16 +116,20 @@ class StopOnNan:
             NonFiniteLossError: if it, or a loss of the update, is not finite. Everything is as before the update then,
                 and in a checkpoint.
         """
-        meter = self.run_state.meter
+        meter, processes = self.run_state.meter, self.trainer._mt_processes
         norm = meter.read_norm(grad_norm, step)
         found, _ = meter.watch.take()
-        if found is not None:
-            raise self._stop(found)
+        if processes.all_reduce_max([found is not None])[0]:  # a loss may be so in one process alone
+            rate = self.trainer._get_learning_rate()
+            rows = self.reporter.history.rows(step)
+            own = None if found is None else (found.what, self.reporter.describe(found, rate), rows)
+            everybodys = [each for each in processes.gather(own) if each is not None]
+            # a loss comes first: its rows are known, and gradients are exchanged
+            _, happened, rows = max(everybodys, key=lambda each: each[0] == "loss")
+            raise self._stop(step, rate, happened, rows)
         return norm
 
-    def _stop(self, found: NonFinite) -> NonFiniteLossError:
-        step, rate = found.step, self.trainer._get_learning_rate()
-        happened = self.reporter.describe(found, rate)
+    def _stop(self, step: int, rate: float, happened: str, rows: list[int] | None) -> NonFiniteLossError:
         self.gradients.clear()
         self.trainer._mt_precision.abandon_step()
         self.run_state.restore(self._before)
@@ -133,7 +137,6 @@ class StopOnNan:
         remedy = f"What to do: {self.reporter.remedy}, or look at those examples"
         then = "." if checkpoint is None else f"; then go on with resume_from_checkpoint={checkpoint!r}."
         message = f"The {happened} The weights were not updated. {saved} {remedy}{then}"
-        rows = self.reporter.history.rows(step)
         return NonFiniteLossError(message, step + 1, rate, rows, checkpoint)
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:

@@ -15,6 +15,7 @@ from torch import nn
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
 from mps_trainer.distributed.sharded import full_state_dict
+from mps_trainer.errors import NonFiniteLossError
 from mps_trainer.launching.restarts import Progress, Restart, Supervision
 from tests.conftest import Classifier, Stream, accuracy, callback, examples, logged, refusal
 from tests.tiny import tiny
@@ -318,6 +319,20 @@ def an_update_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
     rows = [{**row, "ignored": number % TOGETHER < TOGETHER // 2} for number, row in enumerate(sentences(48, False))]
     settings = {"train_sampling_strategy": "sequential", "learning_rate": 1e-3, "remove_unused_columns": False}
     return train(folder, small_gpt(), rows, ignoring, **settings)
+
+
+class Infinite(Trainer):
+    """Has a loss in the last process that is infinite, with gradients that are not."""
+
+    def compute_loss(self, *given: Any, **settings: Any) -> Any:
+        is_last = self.args.process_index == self.args.world_size - 1
+        return super().compute_loss(*given, **settings) + (float("inf") if is_last else 0.0)
+
+
+@scenario
+def a_loss_that_is_infinite_in_one_process(folder: str) -> dict[str, Any]:
+    trainer = Infinite(Classifier(), arguments(folder, stop_on_nan=True), train_dataset=examples(40))
+    return {"said": refusal(trainer.train, kind=NonFiniteLossError)}
 
 
 @alike
