@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -255,20 +256,28 @@ def prepare_loader(
         loader.batch_sampler.sampler = SeededSampler(sampler, seed)  # type: ignore[union-attr]  # in place, as Accelerate
     prepared = _remade(loader, **changed)
     if processes.is_distributed:
-        prepared = _distributed(prepared, processes, config.split_batches if whole is None else whole, even)
+        whole = config.split_batches if whole is None else whole
+        seed = args.seed if args.data_seed is None else args.data_seed
+        prepared = _distributed(prepared, processes, whole=whole, even=even, seed=seed)
     return prepared
 
 
-def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: bool) -> EpochLoader:
+def _distributed(loader: EpochLoader, processes: Processes, whole: bool, **settings: Any) -> EpochLoader:
     """Returns `loader` with this process's share of the batches."""
     if is_distributed(loader):
         return loader
     # without `even`, all batches of the loader count: it has already left out an incomplete one
-    drop_last = even and getattr(loader.batch_sampler, "drop_last", loader.drop_last)  # Accelerate asks it, too
-    rank, size = processes.rank, processes.size
+    drop_last = settings["even"] and getattr(loader.batch_sampler, "drop_last", loader.drop_last)  # Accelerate asks it
+    rank, size, settings["drop_last"] = processes.rank, processes.size, drop_last
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        states = [repr(generator.bit_generator.state) for generator in _generators(loader.dataset)]
+        if states and any(each != states for each in processes.gather(states)):
+            raise MisconfigurationException(
+                "A stream is shuffled or interleaved without a seed, so each process would read it in an order of its "
+                "own, and examples would be repeated and left out. Give its shuffle() or interleave_datasets() a seed."
+            )
         own = -(-loader.batch_size // size) if whole else loader.batch_size
-        stream = ShareOfStream(loader.dataset, own, rank, size, even=even, drop_last=drop_last)
+        stream = ShareOfStream(loader.dataset, own, rank, size, **settings)
         batches = BatchSampler(loader.sampler, own, drop_last)
         return _remade(loader, dataset=stream, batch_sampler=batches, batch_size=own, drop_last=drop_last)
     if loader.batch_sampler is None:
@@ -277,8 +286,18 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: b
             "Let the DataLoader make the batches, or give the Trainer a loader of another class that gives each "
             "process its own batches."
         )
-    share = DistributedBatchSampler(loader.batch_sampler, rank, size, whole=whole, even=even, drop_last=drop_last)
+    share = DistributedBatchSampler(loader.batch_sampler, rank, size, whole=whole, **settings)
     return _remade(loader, batch_sampler=share, batch_size=None)
+
+
+def _generators(thing: Any) -> Iterator[np.random.Generator]:
+    """Yields NumPy's generators in a stream of datasets, whose steps hold one another."""
+    if isinstance(thing, np.random.Generator):
+        yield thing
+    elif isinstance(thing, list):
+        yield from itertools.chain.from_iterable(map(_generators, thing))
+    elif type(thing).__module__ == "datasets.iterable_dataset":
+        yield from itertools.chain.from_iterable(map(_generators, vars(thing).values()))
 
 
 def _remade(loader: DataLoader, **changed: Any) -> EpochLoader:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 
 def set_epoch(epoch: int, *receivers: Any) -> None:
@@ -61,6 +63,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         whole: each batch of `batches` is divided between all processes.
         even: divide the end of an epoch evenly. If not, the last processes get none of it.
         drop_last: leave out the end of an epoch if there are fewer batches than processes.
+        seed: of what a sampler draws from the global generators, in epoch 0.
 
     Attributes:
         padding_batches: numbers, in this epoch, of batches whose examples are another process's, and do not count.
@@ -73,6 +76,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
     whole: bool = False
     even: bool = True
     drop_last: bool = False
+    seed: int = 0
+    epoch: int = field(default=0, init=False)
     padding_batches: set[int] = field(default_factory=set, init=False)
 
     @property
@@ -87,6 +92,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return size if size is None or not self.whole else -(-size // self.size)
 
     def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
         set_epoch(epoch, self.batches, self.sampler)
 
     def __len__(self) -> int:
@@ -97,9 +103,9 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self.padding_batches = set()
-        iterator, number = iter(self.batches), 0
-        # a group of batches is one of all processes
-        while group := [list(batch) for batch in itertools.islice(iterator, 1 if self.whole else self.size)]:
+        groups = drawn_alike(self.batches, 1 if self.whole else self.size, self.seed + self.epoch)
+        for number, group in enumerate([list(batch) for batch in group] for group in groups):
+            # it is one batch of all processes
             is_end = not self.whole and len(group) < self.size
             if is_end and self.drop_last:
                 return
@@ -110,7 +116,6 @@ class DistributedBatchSampler(Sampler[list[int]]):
             if not own:
                 self.padding_batches.add(number)
             yield own or group[0][:1]
-            number += 1
 
 
 def evenly(examples: Any, rank: int, size: int) -> Any:
@@ -125,11 +130,12 @@ class ShareOfStream(IterableDataset):
     """Yields one process's examples of a stream that every process reads.
 
     Args:
-        dataset: gives the same examples in every process.
+        dataset: gives the same examples in every process; what it draws is the same in all.
         batch_size: examples in a batch of one process.
         even: divide evenly the examples that do not fill a batch of all processes. A process that would get none
             repeats the last one. If not, the last processes get none of them.
         drop_last: leave those examples out.
+        seed: of the stream's draws, for epoch 0.
     """
 
     dataset: Any
@@ -139,8 +145,11 @@ class ShareOfStream(IterableDataset):
     _: KW_ONLY
     even: bool = True
     drop_last: bool = False
+    seed: int = 0
+    epoch: int = field(default=0, init=False)
 
     def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
         set_epoch(epoch, self.dataset)
 
     def __len__(self) -> int:
@@ -148,8 +157,9 @@ class ShareOfStream(IterableDataset):
         return groups * self.batch_size + len(self._own(list(range(rest))))
 
     def __iter__(self) -> Iterator[Any]:
-        examples = iter(self.dataset)
-        while group := list(itertools.islice(examples, self.batch_size * self.size)):
+        worker = get_worker_info()
+        seed = self.seed + self.epoch + (0 if worker is None else worker.id << 16)
+        for group in drawn_alike(self.dataset, self.batch_size * self.size, seed):
             yield from self._own(group)
 
     def _own(self, group: list[Any]) -> list[Any]:
@@ -159,6 +169,40 @@ class ShareOfStream(IterableDataset):
         if is_end and self.even:
             return evenly(group, self.rank, self.size) or group[-1:]
         return group[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
+
+
+def drawn_alike(items: Any, size: int, seed: int) -> Iterator[list[Any]]:
+    """Yields groups of `size` of `items`, whose draws from the host's global generators are alike in all processes.
+
+    These have states of their own inside, after `seed`: those of training differ after the first dropout in batches
+    of different shapes, and processes whose samplers or streams shuffle by them would repeat and omit examples.
+    """
+    others, iterator = _states(), None
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would seed the device as well
+    while True:
+        try:
+            iterator = iter(items) if iterator is None else iterator
+            group = list(itertools.islice(iterator, size))
+        finally:
+            own = _states()
+            _set_states(others)
+        if not group:
+            return
+        yield group
+        others = _states()
+        _set_states(own)
+
+
+def _states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
 
 
 def distributed_sampler(loader: Any) -> DistributedBatchSampler | None:

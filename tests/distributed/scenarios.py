@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import nn
 
 from mps_trainer import Trainer, TrainingArguments
@@ -319,6 +320,47 @@ def an_update_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
     rows = [{**row, "ignored": number % TOGETHER < TOGETHER // 2} for number, row in enumerate(sentences(48, False))]
     settings = {"train_sampling_strategy": "sequential", "learning_rate": 1e-3, "remove_unused_columns": False}
     return train(folder, small_gpt(), rows, ignoring, **settings)
+
+
+class Drawing(Stream):
+    """A stream, or a sampler, that draws its order from torch's global generator."""
+
+    def __iter__(self) -> Any:
+        return (self.rows[each] for each in torch.randperm(len(self.rows)).tolist())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Noting(Trainer):
+    """Notes its examples, and draws other numbers in each process, as dropout does in batches of different shapes."""
+
+    def training_step(self, model: nn.Module, inputs: Any, *items: Any) -> torch.Tensor:
+        torch.rand(1 + self.args.process_index)
+        vars(self).setdefault("seen", []).extend(inputs["x"][:, 0].tolist())
+        return super().training_step(model, inputs, *items)
+
+
+class Sampling(Noting):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return Drawing(range(40))
+
+
+@scenario
+def orders_that_are_drawn(folder: str) -> dict[str, Any]:
+    """The examples of two epochs."""
+    seen = {}
+    for kind, rows in ((Noting, Drawing(examples(40))), (Sampling, examples(40))):
+        trainer = kind(classifier(), arguments(folder, max_steps=10), train_dataset=rows)
+        trainer.train()
+        seen[kind.__name__] = trainer.seen
+    return seen
+
+
+@scenario
+def a_stream_shuffled_without_a_seed(folder: str) -> dict[str, Any]:
+    stream = Dataset.from_list(examples(8)).to_iterable_dataset().shuffle().map(lambda row: row)
+    return {"said": refusal(Trainer(Classifier(), arguments(folder), train_dataset=stream).train)}
 
 
 class Infinite(Trainer):

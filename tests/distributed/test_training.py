@@ -22,6 +22,13 @@ def test_every_way_to_evaluate_gives_what_one_process_gives_to_the_last_digit(ma
     assert_evaluated_alike(made_by(2)(name), alone(name))
 
 
+@pytest.mark.parametrize("kind", ["Noting", "Sampling"])
+def test_an_epoch_has_each_example_once_where_a_stream_or_sampler_draws_the_order(made_by, kind):
+    first, second = (made[kind] for made in made_by(2)("orders_that_are_drawn"))
+    for epoch in (slice(20), slice(20, 40)):
+        assert len({*first[epoch], *second[epoch]}) == 40
+
+
 def test_a_resumed_run_is_equal_in_every_bit(made_by):
     for made in made_by(2)("a_run_resumed_in_an_epoch"):
         assert_resumed_exactly(made["whole"], made["again"])
@@ -42,6 +49,7 @@ def test_the_first_process_writes_and_each_ones_generators_are_kept(made_by, alo
         ("data_of_another_size", f"among the processes: 40 in process 0 on {HOST}, 41 in process 1 on {HOST}."),
         ("folders_of_their_own", "Process 1 does not see what process 0 writes into"),
         ("another_run_in_the_folder", "is training into"),
+        ("a_stream_shuffled_without_a_seed", "shuffled or interleaved without a seed"),
         ("a_loss_that_is_infinite_in_one_process", "The loss was inf at step 1 (learning rate 0.01, row"),
     ],
 )
