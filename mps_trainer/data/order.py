@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler, get_worker_info
 
 
 def set_epoch(epoch: int, *receivers: Any) -> None:
@@ -212,8 +212,10 @@ def distributed_sampler(loader: Any) -> DistributedBatchSampler | None:
 
 
 def is_distributed(loader: Any) -> bool:
-    """Returns True if each process loads different batches."""
-    return distributed_sampler(loader) is not None or isinstance(getattr(loader, "dataset", None), ShareOfStream)
+    """Returns True if each process loads different batches, which a `DistributedSampler` of torch may give it, too."""
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    has_share = distributed_sampler(loader) is not None or isinstance(sampler, DistributedSampler)
+    return has_share or isinstance(getattr(loader, "dataset", None), ShareOfStream)
 
 
 def is_padding(loader: Any, number: int) -> bool:

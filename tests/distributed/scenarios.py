@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
 
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
@@ -395,6 +396,18 @@ def evaluation_of_a_stream(folder: str) -> dict[str, Any]:
     trainer = Trainer(classifier(), args, compute_metrics=accuracy)
     predictions, labels, metrics = trainer.predict(Stream(examples(9, seed=1)))
     return {"predictions": predictions, "labels": labels, "loss": metrics["test_loss"]}
+
+
+class Dividing(Trainer):
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        shares = DistributedSampler(eval_dataset, self.args.world_size, self.args.process_index, shuffle=False)
+        return DataLoader(eval_dataset, 2, sampler=shares)
+
+
+@scenario
+def evaluation_by_a_loader_that_divides(folder: str) -> dict[str, Any]:
+    trainer = Dividing(classifier(), arguments(folder), compute_metrics=accuracy)
+    return {"accuracy": trainer.evaluate(examples(10, seed=1))["eval_accuracy"]}
 
 
 @scenario

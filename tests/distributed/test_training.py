@@ -10,6 +10,7 @@ from tests.distributed.scenarios import ALIKE
 
 HOST = socket.gethostname()
 EVALUATIONS = ["evaluation", "evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"]
+ON_GLOO = ["evaluation_of_seven_full_batches", "evaluation_by_a_loader_that_divides", "steps_of_an_evaluation"]
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -17,7 +18,7 @@ def test_two_processes_train_as_one(made_by, alone, name):
     assert_trained_alike(alone(name), made_by(2)(name))
 
 
-@pytest.mark.parametrize("name", [*EVALUATIONS, "evaluation_of_seven_full_batches", "steps_of_an_evaluation"])
+@pytest.mark.parametrize("name", [*EVALUATIONS, *ON_GLOO])
 def test_every_way_to_evaluate_gives_what_one_process_gives_to_the_last_digit(made_by, alone, name):
     assert_evaluated_alike(made_by(2)(name), alone(name))
 
