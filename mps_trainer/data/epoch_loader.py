@@ -271,10 +271,13 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, **setti
     rank, size, settings["drop_last"] = processes.rank, processes.size, drop_last
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
         states = [repr(generator.bit_generator.state) for generator in _generators(loader.dataset)]
+        if (node := getattr(loader.dataset, "_distributed", None)) is not None:
+            states.append(repr(node))
         if states and any(each != states for each in processes.gather(states)):
             raise MisconfigurationException(
-                "A stream is shuffled or interleaved without a seed, so each process would read it in an order of its "
-                "own, and examples would be repeated and left out. Give its shuffle() or interleave_datasets() a seed."
+                "A stream is shuffled or interleaved without a seed, or split by node, so each process would read "
+                "other examples, and some would be repeated or left out. Give its shuffle() or interleave_datasets() "
+                "a seed, and leave split_dataset_by_node() out: the Trainer gives each process its share."
             )
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, **settings)
