@@ -23,8 +23,8 @@ def test_every_way_to_evaluate_gives_what_one_process_gives_to_the_last_digit(ma
     assert_evaluated_alike(made_by(2)(name), alone(name))
 
 
-@pytest.mark.parametrize("kind", ["Noting", "Sampling"])
-def test_an_epoch_has_each_example_once_where_a_stream_or_sampler_draws_the_order(made_by, kind):
+@pytest.mark.parametrize("kind", ["stream", "sampler"])
+def test_an_epoch_has_each_example_once_if_its_order_is_drawn(made_by, kind):
     first, second = (made[kind] for made in made_by(2)("orders_that_are_drawn"))
     for epoch in (slice(20), slice(20, 40)):
         assert len({*first[epoch], *second[epoch]}) == 40
