@@ -270,15 +270,7 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, **setti
     drop_last = settings["even"] and getattr(loader.batch_sampler, "drop_last", loader.drop_last)  # Accelerate asks it
     rank, size, settings["drop_last"] = processes.rank, processes.size, drop_last
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
-        states = [repr(generator.bit_generator.state) for generator in _generators(loader.dataset)]
-        if (node := getattr(loader.dataset, "_distributed", None)) is not None:
-            states.append(repr(node))
-        if states and any(each != states for each in processes.gather(states)):
-            raise MisconfigurationException(
-                "A stream is shuffled or interleaved without a seed, or split by node, so each process would read "
-                "other examples, and some would be repeated or left out. Give its shuffle() or interleave_datasets() "
-                "a seed, and leave split_dataset_by_node() out: the Trainer gives each process its share."
-            )
+        _read_alike(loader.dataset, processes)
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, **settings)
         batches = BatchSampler(loader.sampler, own, drop_last)
@@ -291,6 +283,23 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, **setti
         )
     share = DistributedBatchSampler(loader.batch_sampler, rank, size, whole=whole, **settings)
     return _remade(loader, batch_sampler=share, batch_size=None)
+
+
+def _read_alike(stream: Any, processes: Processes) -> None:
+    """Gives all processes the first one's order of a stream that datasets shuffles or interleaves without a seed.
+
+    Raises:
+        MisconfigurationException: if the processes have different parts of it.
+    """
+    if len(set(processes.gather(repr(getattr(stream, "_distributed", None))))) > 1:
+        raise MisconfigurationException(
+            "The training stream is split by node, and of each process's part the Trainer would leave out what is the "
+            "other processes' share. Leave split_dataset_by_node() out: the Trainer divides the stream."
+        )
+    generators = list(_generators(stream))
+    states = processes.first_does(lambda: [each.bit_generator.state for each in generators])
+    for generator, state in zip(generators, states, strict=True):
+        generator.bit_generator.state = state
 
 
 def _generators(thing: Any) -> Iterator[np.random.Generator]:

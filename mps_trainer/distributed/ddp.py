@@ -24,12 +24,8 @@ def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataPara
     }
     given = {name: value for name, value in settings.items() if value is not None}
     replica: Any = DistributedDataParallel(model, gradient_as_bucket_view=True, **given)
-    replica.trained = _trained(model)
+    replica.trained = [(each, each.requires_grad) for each in model.parameters()]
     return replica
-
-
-def _trained(model: nn.Module) -> set[int]:
-    return {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
 
 
 def is_current(model: Any) -> bool:
@@ -37,8 +33,8 @@ def is_current(model: Any) -> bool:
 
     It would not exchange those of parameters that were frozen then, and each process would have other weights.
     """
-    trained = getattr(model, "trained", None) if isinstance(model, DistributedDataParallel) else None
-    return trained is None or trained == _trained(model.module)
+    of_replica = getattr(model, "trained", ()) if isinstance(model, DistributedDataParallel) else ()
+    return all(parameter.requires_grad == was for parameter, was in of_replica)
 
 
 def _finds_unused(model: nn.Module, args: TrainingArguments) -> bool:

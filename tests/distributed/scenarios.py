@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import torch
 from datasets import Dataset
+from datasets.distributed import split_dataset_by_node
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -349,7 +350,10 @@ class Noting(Trainer):
 def orders_that_are_drawn(folder: str) -> dict[str, Any]:
     """The examples of two epochs."""
     seen = {}
-    for name, rows in {"stream": Drawing(examples(40)), "sampler": examples(40)}.items():
+    shuffled = (
+        Dataset.from_list(examples(40)).to_iterable_dataset().shuffle().map(lambda row: row).with_format("torch")
+    )
+    for name, rows in {"stream": Drawing(examples(40)), "sampler": examples(40), "shuffled": shuffled}.items():
         trainer = Noting(classifier(), arguments(folder, max_steps=10), train_dataset=rows)
         trainer.train()
         seen[name] = trainer.seen
@@ -357,8 +361,9 @@ def orders_that_are_drawn(folder: str) -> dict[str, Any]:
 
 
 @scenario
-def a_stream_shuffled_without_a_seed(folder: str) -> dict[str, Any]:
-    stream = Dataset.from_list(examples(8)).to_iterable_dataset().shuffle().map(lambda row: row)
+def a_stream_split_by_node(folder: str) -> dict[str, Any]:
+    stream = Dataset.from_list(examples(8)).to_iterable_dataset()
+    stream = split_dataset_by_node(stream, int(os.environ.get("RANK", "0")), processes())
     return {"said": refusal(Trainer(Classifier(), arguments(folder), train_dataset=stream).train)}
 
 

@@ -23,7 +23,7 @@ def test_every_way_to_evaluate_gives_what_one_process_gives_to_the_last_digit(ma
     assert_evaluated_alike(made_by(2)(name), alone(name))
 
 
-@pytest.mark.parametrize("kind", ["stream", "sampler"])
+@pytest.mark.parametrize("kind", ["stream", "sampler", "shuffled"])
 def test_an_epoch_has_each_example_once_if_its_order_is_drawn(made_by, kind):
     first, second = (made[kind] for made in made_by(2)("orders_that_are_drawn"))
     for epoch in (slice(20), slice(20, 40)):
@@ -50,7 +50,7 @@ def test_the_first_process_writes_and_each_ones_generators_are_kept(made_by, alo
         ("data_of_another_size", f"among the processes: 40 in process 0 on {HOST}, 41 in process 1 on {HOST}."),
         ("folders_of_their_own", "Process 1 does not see what process 0 writes into"),
         ("another_run_in_the_folder", "is training into"),
-        ("a_stream_shuffled_without_a_seed", "shuffled or interleaved without a seed, or"),
+        ("a_stream_split_by_node", "Leave split_dataset_by_node() out"),
         ("a_loss_that_is_infinite_in_one_process", "The loss was inf at step 1 (learning rate 0.01, row"),
     ],
 )
