@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from mps_trainer.devices.known_faults import faults_to_warn_of
 from mps_trainer.model import preparation
@@ -76,6 +77,13 @@ def test_a_view_of_another_parameter_is_left_with_a_warning(caplog):
     make_contiguous(model)
     assert model[1].weight.data_ptr() == model[0].weight.data_ptr()
     assert "1.weight: not contiguous, and in the memory of other parameters" in caplog.text
+
+
+def test_a_parameter_made_of_other_tensors_as_those_of_torchao_is_left_as_it_is():
+    model = nn.Linear(3, 3)
+    model.weight = nn.Parameter(TwoTensor(torch.randn(3, 3).t(), torch.randn(3, 3).t()), requires_grad=False)
+    make_contiguous(model)
+    assert not model.weight.is_contiguous()
 
 
 @pytest.mark.parametrize("version", [None, "14.5"])

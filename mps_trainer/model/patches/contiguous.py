@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...devices.known_faults import faults_to_warn_of
 
@@ -26,6 +27,8 @@ def make_contiguous(model: nn.Module, optimizer: Any = None) -> None:
     same memory, they still do if they lie there alike; otherwise they are left as they are, with a warning.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.layout == torch.strided]
+    # weights that torchao has quantized are made of other tensors, and have no memory of their own
+    named = [(name, p) for name, p in named if not is_traceable_wrapper_subclass(p)]
     strided = [(name, parameter) for name, parameter in named if not parameter.is_contiguous()]
     places: dict[int, set[Any]] = {}  # by memory
     for _, parameter in named:
