@@ -83,11 +83,17 @@ class HostReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func in _READS and isinstance(args[0], FakeTensor):
-            values = values_of(args[0])
-            with _disable_current_modes():
-                known = torch.ones(args[0].shape, dtype=args[0].dtype) if values is None else values
-                return func(known, *args[1:], **(kwargs or {}))
+            return _read(func, *args, **(kwargs or {}))
+        if func is torch.tensor and args and isinstance(args[0], list):  # Qwen2-VL makes a tensor of a list of them
+            args = (tree_map_only(FakeTensor, lambda each: _read(Tensor.tolist, each), args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
+
+
+def _read(func: Any, fake: Tensor, *args: Any, **kwargs: Any) -> Any:
+    values = values_of(fake)
+    with _disable_current_modes():
+        known = torch.ones(fake.shape, dtype=fake.dtype) if values is None else values
+        return func(known, *args, **kwargs)
 
 
 _READS = {Tensor.numpy, Tensor.__array__, Tensor.__format__, Tensor.tolist}

@@ -61,3 +61,7 @@ def test_numpy_and_format_strings_read_known_values_and_ones_for_others():
     assert f"{fake_with_values(IDS).sum():.1f} {fake_of(WEIGHTS).sum():.1f}" == "28.0 1.0"
     assert np.array_equal(np.asarray(fake_with_values(IDS)), IDS.numpy())
     assert np.array_equal(fake_of(WEIGHTS).numpy(), np.ones((8, 3), dtype=np.float32))
+
+
+def test_a_tensor_of_a_list_of_fake_numbers_has_their_values():
+    assert torch.tensor([fake_with_values(IDS).sum(), 3]).tolist() == [28, 3]
