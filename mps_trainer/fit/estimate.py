@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..checkpoints.rng import rng_state, set_rng
 from ..errors import MisconfigurationException
+from ..utils.attributes import attributes_replaced
 from ..utils.text import sentence
 from .chips import CHIPS, least_seconds
 from .fit_report import SIZES, FitReport, RemedyResult, limit_of
@@ -55,8 +56,10 @@ def estimate(
             "Import Trainer and TrainingArguments from mps_trainer, or run the script by `mps-trainer fit`."
         )
     rng = rng_state()
+    # prints a traceback for each remedy that a model does not support
+    silent = attributes_replaced([(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)])
     try:
-        with as_on_mps(), warnings.catch_warnings():
+        with as_on_mps(), silent, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user does not run these steps
             tell("the step")
             try:

@@ -104,6 +104,14 @@ def test_the_trainer_stays_as_it_is(make_trainer):
     assert not any("checkpointing" in each.text or "LoRA" in each.text for each in report.remedies)
 
 
+def test_a_remedy_that_the_model_does_not_support_is_left_out_without_a_traceback(make_args, capfd):
+    model = with_lora(llama(), use_dora=True)  # reads the weight itself, which has another shape in 4 bits
+    report = estimate(Trainer(model, make_args(), train_dataset=[text()] * 8))
+    assert report.remedies
+    assert not any("4 bits" in each.text for each in report.remedies)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("accumulated", [1, 8])
 def test_the_largest_batch_is_computed(make_args, accumulated):
     rows = [text(length) for length in (8, 8, 8, 8, 8, 400, 8, 8)]
