@@ -34,6 +34,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
         MisconfigurationException: if there is nothing to train on, or the model cannot be copied.
     """
     from ..checkpoints.rng import rng_state, set_rng
+    from ..model.preparation import prepared_for_training
     from ..trainer import Trainer
     from .stand_in import stand_in_for  # here, like the Trainer: the simulated device does without transformers
 
@@ -52,7 +53,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
         _watch_batches(stand_in, tracer)
         tracer.on_device(stand_in.model)
         tracer.recorder.module(stand_in.model)
-        with stand_in._mt_precision.applied_to(stand_in.model):
+        with prepared_for_training(stand_in, torch.device("mps")):
             _train(stand_in, tracer, batches)
             evaluate_batch(stand_in, tracer)
     finally:

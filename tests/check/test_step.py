@@ -45,6 +45,15 @@ def test_a_bert_is_ready(make_trainer, settings):
     assert report.batch_shapes[0]["input_ids"] == "int64[8, 10]"
 
 
+def test_a_model_is_patched_as_on_mps(make_trainer):
+    rows = [{"input_ids": torch.arange(3, 11), "labels": torch.arange(3, 11)}] * 16
+    trainer = make_trainer(trainer={"model": tiny("LlamaForCausalLM"), "train_dataset": rows, "eval_dataset": rows})
+    report = trace_step(trainer)  # transformers waits to hear whether several texts are packed into one
+    assert report.blocking_reads == []
+    assert report.ready
+    assert not any("forward" in vars(module) for module in trainer.model.modules())
+
+
 def test_training_and_evaluation_are_cast_as_the_arguments_ask(make_trainer):
     formats, model = set(), tiny(BERT)
     model.classifier.register_forward_hook(lambda layer, args, result: formats.add((layer.training, result.dtype)))
