@@ -319,17 +319,20 @@ class Checkpoints:
 
         After a restart it is the newest that the run has saved; otherwise, or if there is none, the one `requested`.
         """
-        trainer = self._trainer
+        supervised = self._trainer._mt_supervised
 
-        def find() -> str | None:
-            own, supervised = None, trainer._mt_supervised
+        def find() -> tuple[str | None, bool]:
+            own = None
             if supervised is not None and supervised.is_restarted and trial is None:
                 found = folders.find_checkpoints(self._given)
                 saved = [each for each in found if manifest.entry(each, "run") == supervised.run_id]
                 own, _ = folders.last_saved(saved)
-            return own or folders.checkpoint_to_resume(requested, self._given)
+            return own or folders.checkpoint_to_resume(requested, self._given), own is not None
 
-        return trainer._mt_processes.first_does(find)
+        folder, is_own = self._trainer._mt_processes.first_does(find)
+        if supervised is not None:
+            supervised.is_restarted = is_own  # else the run does what its first start did
+        return folder
 
     def load_best(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""

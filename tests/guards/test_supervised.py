@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -168,6 +169,8 @@ def test_restart_counts_evaluations_of_early_stopping(train, supervisor):
     run(7)
     supervisor.restart()
     assert run().state.global_step == 8  # the best at 2, and three that are no better
+    supervisor.restart(-signal.SIGABRT)  # after training
+    assert run().state.global_step == 8
 
 
 def test_memory_halves_what_is_trained_on_at_a_time(train, make_model, supervisor, whole):
