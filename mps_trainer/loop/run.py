@@ -202,6 +202,7 @@ class TrainingRun:
         self.start_time = time.time()
         self.note_progress()
         self.gradients.clear()
+        self.trainer.current_flos = 0.0  # those of an earlier run that failed before it stored them
         supervised = self.trainer._mt_supervised
         # a callback ended the run, which then died, such as in the work that follows training
         was_stopped = supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop
