@@ -320,6 +320,8 @@ class Checkpoints:
         After a restart it is the newest that the run has saved; otherwise, or if there is none, the one `requested`.
         """
         supervised = self._trainer._mt_supervised
+        if trial is not None:
+            self._run_id = None  # a search starts over, so no start resumes its checkpoints
 
         def find() -> tuple[str | None, bool]:
             own = None
@@ -327,6 +329,13 @@ class Checkpoints:
                 found = folders.find_checkpoints(self._given)
                 saved = [each for each in found if manifest.entry(each, "run") == supervised.run_id]
                 own, _ = folders.last_saved(saved)
+                if own is None and supervised.announced is not None:
+                    logger.warning(
+                        "Training does not go on from %s, which is damaged, or gone, or in another folder than %s. To "
+                        "resume at a restart, give output_dir the same name at each start, without the time, and do "
+                        "not empty it.",
+                        supervised.announced, self._given,
+                    )  # fmt: skip
             return own or folders.checkpoint_to_resume(requested, self._given), own is not None
 
         folder, is_own = self._trainer._mt_processes.first_does(find)

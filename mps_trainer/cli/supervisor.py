@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
             _say(announcement(decision, most, seconds, checkpoint))
             if signalled.wait(seconds):
                 return 128 + signals[0]
-            restarts.append(decision)
+            restarts.append(replace(decision, checkpoint=checkpoint and os.path.abspath(checkpoint)))
             seconds = min(2 * seconds, _LONGEST_PAUSE)
 
 

@@ -33,10 +33,15 @@ class SupervisedRun:
         restarts: those that the record of the run shows.
         is_restarted: True if it goes on from its newest checkpoint.
         examples: most examples in a batch, None without a limit.
+        announced: the checkpoint that the supervisor names before this start, if it has to be in this folder.
     """
 
     def __init__(self, supervision: Supervision, folder: str, processes: Processes) -> None:
         folder = os.path.abspath(folder)
+        was_empty = not os.path.isdir(folder) or all(map(folders.is_left_over, os.listdir(folder)))
+        self.announced = supervision.restarts[-1].checkpoint if supervision.restarts and not _calls else None
+        if self.announced is not None and not was_empty and os.path.dirname(self.announced) != folder:
+            self.announced = None  # the script trains into several folders
         call = _calls[supervision.id, folder]
         _calls[supervision.id, folder] += 1
         self.run_id = f"{_unique(supervision.id)}:{call}"
@@ -49,7 +54,6 @@ class SupervisedRun:
             with contextlib.suppress(FileNotFoundError):  # a call before this one may have left it
                 os.remove(os.path.join(self._notes, ERROR))
             self._file = FileIO(os.path.join(self._notes, PROGRESS), "w")
-            was_empty = not os.path.isdir(folder) or all(map(folders.is_left_over, os.listdir(folder)))
             self._progress = Progress(folder, call, was_empty=was_empty)
             self._write(self._file)
 

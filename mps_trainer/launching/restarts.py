@@ -66,6 +66,7 @@ class Restart:
         progress: of the process that died.
         examples: most examples in a batch of the run in `progress.folder` from here on; None: no change.
         time: in seconds since 1970.
+        checkpoint: the newest of the process that died.
     """
 
     number: int
@@ -73,6 +74,7 @@ class Restart:
     progress: Progress | None = None
     examples: int | None = None
     time: float = 0.0
+    checkpoint: str | None = None
 
     def __str__(self) -> str:
         if self.progress is None:
@@ -138,7 +140,7 @@ def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -
 
 def announcement(restart: Restart, most: int, seconds: float, checkpoint: str | None) -> str:
     """Returns the line about a restart that resumes from `checkpoint`, or begins like the first start without one."""
-    way_on = f"from {checkpoint}" if checkpoint else "as the script begins, because it has no checkpoint yet"
+    way_on = f"from {checkpoint}" if checkpoint else "as the script begins, because it has no checkpoint to resume"
     smaller = ""
     if restart.examples is not None:
         number = f"{restart.examples} example{'s' if restart.examples != 1 else ''}"

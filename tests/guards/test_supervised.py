@@ -1,6 +1,7 @@
 """A run under `--restarts` or torchrun: what it notes, and where it goes on after a restart."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -54,7 +55,8 @@ class Supervisor:
     def restart(self, status=1):
         decision = decide(self.end(status), self.restarts, 9)
         assert isinstance(decision, Restart), decision
-        self.restarts.append(decision)
+        checkpoint = newest_checkpoint(decision.progress.folder, f"id:{decision.progress.call}")
+        self.restarts.append(dataclasses.replace(decision, checkpoint=checkpoint))
         self.start()
 
 
@@ -137,6 +139,15 @@ def test_damaged_checkpoint_is_skipped(train, supervisor, caplog, whole):
     again = train()
     assert "checkpoint-4, which is damaged" in caplog.text
     assert_same_weights(weights(again.model), whole())
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_restart_says_that_the_script_has_another_folder_or_empties_it(train, supervisor, caplog, tmp_path, moves):
+    out = train(5).args.output_dir
+    supervisor.restart()
+    os.rename(out, tmp_path / "kept")
+    train(output_dir=str(tmp_path / "later") if moves else out)
+    assert re.search("does not go on from .*checkpoint-4, which", caplog.text)
 
 
 def test_each_call_of_train_has_its_own_checkpoints(train, supervisor):

@@ -113,7 +113,7 @@ def test_the_line_about_a_restart():
     aborted = decide(End(-6, "", AT_0), [], most=3)
     assert announcement(aborted, 3, 0.5, None) == (
         "the run died of SIGABRT before its first step. Restart 1 of 3 in 0.5 s: it starts as the script begins, "
-        "because it has no checkpoint yet."
+        "because it has no checkpoint to resume."
     )
 
 
