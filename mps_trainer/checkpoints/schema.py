@@ -61,7 +61,7 @@ class Position(Struct, kw_only=True):
     total: float
     first_step: Count
     last_read_step: Count
-    postponed: list[Literal["evaluate", "save"]] = []
+    postponed: list[Literal["evaluate", "save", "stop"]] = []
     due: list[Literal["evaluate", "save"]] = []
     examples_at_a_time: Size | None = None
     grad_norm: float | None = None

@@ -93,6 +93,7 @@ class PreemptionHandler:
         if not postponed:
             return False
         control.should_evaluate, control.should_save = "evaluate" in postponed, "save" in postponed
+        control.should_training_stop |= "stop" in postponed
         self.run_state.postponed = []
         return True
 
@@ -110,6 +111,8 @@ class PreemptionHandler:
                 run.log(state.grad_norm, state.learning_rate)
         if control.should_evaluate or self._before_evaluation is not None:
             state.postponed = ["evaluate", *(["save"] if control.should_save else [])]
+        if control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps:
+            state.postponed.append("stop")  # a callback had ended the run before
         self.trainer._mt_checkpoints.save()
         self.trainer._mt_checkpoints.wait()
         self.signals.end(self._message())

@@ -222,9 +222,9 @@ def test_an_epoch_without_its_first_batch_has_not_begun(make_trainer, done, has_
     assert run.run_state.epoch_has_ended is has_ended
 
 
-@pytest.mark.parametrize("where", ["in an evaluation", "at the end of an epoch"])
+@pytest.mark.parametrize("where", [("on_prediction_step", 5), ("on_evaluate", 2), ("on_step_end", 5)])
 def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, trained, tmp_path, where):
-    is_evaluation = where == "in an evaluation"
+    is_evaluation = where[0] != "on_step_end"  # else the end of an epoch
     last = 4 if is_evaluation else 5
 
     def end(state, control, **_):
@@ -232,9 +232,8 @@ def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, t
 
     ending = callback(**{"on_evaluate" if is_evaluation else "on_epoch_end": end})
     whole = trained({"callbacks": [ending]}, output_dir=str(tmp_path / "whole"), **SETTINGS)
-    signals = SignalAt("on_prediction_step" if is_evaluation else "on_step_end", 5)
     with pytest.raises(SystemExit):
-        make_trainer({"callbacks": [signals, ending]}, **SETTINGS).train()
+        make_trainer({"callbacks": [SignalAt(*where), ending]}, **SETTINGS).train()
     resumed = trained({"callbacks": [ending]}, resume=True, **SETTINGS)
     assert resumed.state.global_step == whole.state.global_step == last
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
