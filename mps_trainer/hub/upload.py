@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..checkpoints.files import why_not_written
 from ..checkpoints.folders import LOCK, UNFINISHED
 from ..checkpoints.loading import read_state
 from ..errors import MisconfigurationException
@@ -110,7 +111,13 @@ def push_checkpoint(trainer: PushingTrainer, checkpoint: str) -> None:
         return
     warn_of_failures(trainer)
     trainer._mt_events.fire("on_push_begin")
-    copy_model_files(checkpoint, args.output_dir, trainer.processing_class)
+    try:
+        copy_model_files(checkpoint, args.output_dir, trainer.processing_class)
+    except Exception as error:
+        if (why := why_not_written(error, args.output_dir)) is None:
+            raise
+        logger.warning("%s is not uploaded, because it was not copied to %s: %s.", checkpoint, args.output_dir, why)
+        return
     state = read_state(checkpoint)  # the run may be at a later step by now
     unit = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'] or 0)}"
     message = f"Training in progress, {unit}"

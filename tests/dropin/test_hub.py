@@ -1,6 +1,8 @@
 """Uploads have the files, times and messages of transformers, as a stand-in for the hub records them."""
 
+import errno
 import logging
+import shutil
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -115,6 +117,16 @@ def test_failed_uploads_are_warned_of_and_training_goes_on(fake_hub, tmp_path, c
     assert (tmp_path / "checkpoint-4").is_dir()
     assert caplog.text.count("An upload to me/tiny failed: the hub is gone") == 2  # at the next save, and at the end
     assert trainer.push_in_progress is None
+
+
+def test_a_disk_without_room_for_the_files_to_upload_does_not_end_training(fake_hub, tmp_path, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy", full)
+    trainer = run_with(Library(mps_trainer, tmp_path), fake_hub, hub_strategy="every_save")
+    assert trainer.state.global_step == 4
+    assert caplog.text.count(f"is not uploaded, because it was not copied to {tmp_path}: the disk is full.") == 2
 
 
 @pytest.mark.parametrize("status", [401, 403])
