@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,20 @@ ORDER_SEED = "order_seed"  # the seed of the loader's order
 BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
 BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
 OF_LOADING = (ORDER_SEED, BEFORE_EPOCH, BEFORE_WAITING)
+_OF_LOADER = "loader"  # states of the generators that a loader of the user's has
 
 
-def rng_state() -> dict[str, Any]:
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Returns the generators that a loader and its sampler draw from instead of torch's global one."""
+    samplers = getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    found = {id(each): each for owner in (loader, *samplers) for each in [getattr(owner, "generator", None)]}
+    return [each for each in found.values() if isinstance(each, torch.Generator) and each.device.type == "cpu"]
+
+
+def rng_state(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
     """Returns the states of the generators of Python, NumPy, torch and its devices, in transformers' format."""
     return {
+        **({_OF_LOADER: [each.get_state() for each in generators]} if generators else {}),
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.get_rng_state(),
@@ -34,8 +43,10 @@ def rng_state() -> dict[str, Any]:
     }
 
 
-def set_rng(state: dict[str, Any]) -> None:
-    """Sets the generators that this machine has to `state`."""
+def set_rng(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
+    """Sets the generators that this machine has, and those of a loader, to `state`."""
+    for generator, own in zip(generators, state.get(_OF_LOADER, []), strict=False):
+        generator.set_state(own)
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["cpu"])
@@ -66,7 +77,7 @@ def _require_valid(state: dict[str, Any]) -> None:
                 raise ValueError("Python's next number is not a number")
             if (name, len(keys)) != ("MT19937", 624) or not 0 <= place <= 624:
                 raise ValueError("NumPy's has no place among its numbers")  # it would read past them
-            set_rng(each)
+            set_rng(each, [torch.Generator() for _ in each.get(_OF_LOADER, [])])
         torch.Generator().manual_seed(state.get(ORDER_SEED, 0))
     finally:
         set_rng(before)

@@ -8,7 +8,16 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, OF_LOADING, ORDER_SEED, read_rng, rng_state, set_rng
+from ..checkpoints.rng import (
+    BEFORE_EPOCH,
+    BEFORE_WAITING,
+    OF_LOADING,
+    ORDER_SEED,
+    generators_of,
+    read_rng,
+    rng_state,
+    set_rng,
+)
 from ..data.epoch_loader import PrefetchIterator, epoch_batches, order_of
 from ..data.faults import explain_worker
 from .surface import TrainerSurface
@@ -32,6 +41,7 @@ class BatchSource:
 
     def __init__(self, trainer: TrainerSurface, loader: Any) -> None:
         self.loader = loader
+        self._generators = generators_of(loader)
         self._trainer = trainer
         self._folder: str | None = None  # an override restores from it; None: `_pending` is set as it is
         self._pending: dict[str, Any] | None = None  # the states that `restore_rng` sets; None once it has
@@ -59,7 +69,7 @@ class BatchSource:
         if self._folder is not None and self._trainer._mt_overrides.has("_load_rng_state"):
             self._trainer._load_rng_state(self._folder)
         else:
-            set_rng(self._pending)
+            set_rng(self._pending, self._generators)
         self._pending = None
 
     @contextlib.contextmanager
@@ -68,9 +78,9 @@ class BatchSource:
         if self._pending is None:
             yield
             return
-        set_rng(self._pending)
+        set_rng(self._pending, self._generators)
         yield
-        self._folder, self._pending = None, {**self._pending, **rng_state()}
+        self._folder, self._pending = None, {**self._pending, **rng_state(self._generators)}
 
     # The epochs
 
@@ -81,7 +91,7 @@ class BatchSource:
             return self._resume_epoch(epoch, skip, saved)
         if not skip:
             self.restore_rng()  # the epoch draws its own numbers
-        self._before_epoch = rng_state()
+        self._before_epoch = rng_state(self._generators)
         self._batches = epoch_batches(self.loader, epoch, skip)
         return self._batches
 
@@ -89,12 +99,12 @@ class BatchSource:
         """Does the same with the states of loading that a checkpoint has."""
         before_epoch, waiting = saved.get(BEFORE_EPOCH), saved.get(BEFORE_WAITING)
         if before_epoch is not None:
-            set_rng(before_epoch)
+            set_rng(before_epoch, self._generators)
             if getattr(self.loader, "num_workers", 0):
                 logger.info(
                     "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
                 )
-        self._before_epoch = before_epoch or rng_state()
+        self._before_epoch = before_epoch or rng_state(self._generators)
         before_first = None
         if BEFORE_WAITING in saved:
             before_first = self.restore_rng if waiting is None else functools.partial(set_rng, waiting)
@@ -108,7 +118,7 @@ class BatchSource:
     def restore_epoch_start(self) -> None:
         """Sets the generators to where they were before the epoch, whose first batch failed to load."""
         if self._before_epoch is not None:
-            set_rng(self._before_epoch)
+            set_rng(self._before_epoch, self._generators)
 
     def record_before_batches(self, wanted: bool) -> None:
         """Records the generators' states before each batch if `wanted`, because a checkpoint may follow (0.04 ms).
@@ -131,18 +141,18 @@ class BatchSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of the generators now, and those of loading."""
-        return {**rng_state(), **self._loading_state()}
+        return {**rng_state(self._generators), **self._loading_state()}
 
     def snapshot(self, with_loading: bool) -> dict[str, Any]:
         """Returns the states before the next draw; `with_loading` also those that loading drew from."""
-        drawn = rng_state() if self._pending is None else self._pending
+        drawn = rng_state(self._generators) if self._pending is None else self._pending
         return {**drawn, **self._loading_state()} if with_loading else drawn
 
     def load_snapshot(self, saved: dict[str, Any], with_loading: bool) -> None:
         """Sets the generators. `with_loading` ends the pass over the loader, which then starts from `saved` again."""
         if with_loading:
             self._restart_pass(saved)
-        set_rng(saved)
+        set_rng(saved, self._generators)
 
     def _loading_state(self) -> dict[str, Any]:
         if self._batches is None and self._loading is not None:  # the run has only just resumed from it

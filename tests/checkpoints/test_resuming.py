@@ -5,8 +5,11 @@ import os
 import shutil
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 from transformers.optimization import Adafactor, AdafactorSchedule
 
+from mps_trainer import Trainer
 from tests.conftest import assert_same_weights, callback, weights, without_times
 from tests.tiny import tiny
 
@@ -39,6 +42,17 @@ def test_resumed_run_whose_callback_cuts_epochs_goes_on_with_the_next(assert_res
 
     settings = {**EACH_STEP, "save_strategy": strategy, "num_train_epochs": 3}
     assert_resumes(2, lambda: {"callbacks": [callback(on_step_end=cut)]}, **settings)
+
+
+class OwnLoader(Trainer):
+    def get_train_dataloader(self):
+        generator = torch.Generator().manual_seed(8)
+        return DataLoader(self.train_dataset, 8, shuffle=True, collate_fn=self.data_collator, generator=generator)
+
+
+@pytest.mark.parametrize("stop", [5, 7])
+def test_resumed_run_whose_loader_draws_from_its_own_generator_has_its_order(assert_resumes, stop):
+    assert_resumes(stop, lambda: {"kind": OwnLoader}, num_train_epochs=2, **EACH_STEP)
 
 
 def test_resumed_run_with_schedule_of_adafactor_equals_one_that_was_never_interrupted(assert_resumes, make_model):
