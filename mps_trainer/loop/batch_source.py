@@ -171,5 +171,7 @@ class BatchSource:
         self.close()
         self._batches = None
         self._loading = None if saved is None else {name: saved[name] for name in OF_LOADING if name in saved}
-        if self._loading and ORDER_SEED in self._loading and (order := order_of(self.loader)) is not None:
-            order.seed = self._loading[ORDER_SEED]
+        seed, order = (self._loading or {}).get(ORDER_SEED), order_of(self.loader)
+        # a data_seed takes precedence: it may ask for another order than the first run's
+        if seed is not None and order is not None and self._trainer.args.data_seed is None:
+            order.seed = seed

@@ -74,10 +74,11 @@ def test_run_begun_in_one_library_resumes_in_the_other(both, tmp_path, settings)
     assert_resumes_in_the_other(both, tmp_path, **settings)
 
 
-def test_resumed_run_logs_what_it_logs_in_transformers(assert_same_runs):
+@pytest.mark.parametrize("changed", [{"include_num_input_tokens_seen": "all"}, {"data_seed": 9}], ids=str)
+def test_resumed_run_logs_what_it_logs_in_transformers(assert_same_runs, changed):
     def run(library):
         trained(library, max_steps=4)
-        trainer = trained(library, library.folder / "checkpoint-2", include_num_input_tokens_seen="all")
+        trainer = trained(library, library.folder / "checkpoint-2", **changed)
         trainer.state.log_history[-1].pop("train_loss")  # it is of the whole run here, of its last part there
         return trainer.state.log_history[2:]
 
