@@ -300,7 +300,15 @@ class UpdateLoss:
         """Returns the outputs of `model`, which gets the number of items if it accepts it and uses it.
 
         The first batch watches if it uses the number, with the model as it is before `torch.compile`.
+
+        Raises:
+            TypeError: for a batch without names.
         """
+        if not hasattr(inputs, "keys"):  # Python's own error would quote the whole model
+            raise TypeError(
+                f"A batch is a {type(inputs).__name__}, and {type(base_model(model)).__name__} needs the names of its "
+                "inputs. Let the data_collator return a dictionary, or override compute_loss."
+            )
         if num_items is None or not self.trainer.model_accepts_loss_kwargs or self.model_uses_items is False:
             return model(**inputs)
         if self.model_uses_items is None:

@@ -193,6 +193,13 @@ def test_a_model_that_only_looks_at_the_items_does_not_use_them():
     assert loss.model_uses_items is False
 
 
+def test_a_batch_without_names_is_refused_in_one_line():
+    assert refusal(loss_with().forward, Takes(False), [LOSS, LOSS], None, kind=TypeError) == (
+        "A batch is a list, and Takes needs the names of its inputs. Let the data_collator return a dictionary, or "
+        "override compute_loss."
+    )
+
+
 def test_a_model_of_transformers_gets_a_plain_number_from_the_host_and_the_tensor_from_a_device():
     given = []
     model = tiny("LlamaForCausalLM")
