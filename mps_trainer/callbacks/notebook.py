@@ -22,6 +22,11 @@ class NotebookProgressCallback(Display, TransformersNotebookCallback):
         if self.training_tracker is not None:  # transformers raises an error for a log outside a run
             super().on_log(args, state, control, **kwargs)
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.training_tracker is not None:  # it shows the time left by its speed, which a run of two steps has not
+            self.training_tracker.predicted_remaining = None
+        super().on_train_end(args, state, control, **kwargs)
+
     def close(self) -> None:
         """Leaves bar and table as they are, so that what follows does not draw into the output of an earlier cell."""
         self.training_tracker = None

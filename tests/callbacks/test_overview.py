@@ -8,6 +8,7 @@ from transformers.trainer_callback import TrainerState
 
 from mps_trainer import callbacks
 from mps_trainer.callbacks.overview import checkpoint_size, expected_checkpoints, first_lines, saves_to_come
+from tests.conftest import callback
 from tests.tiny import tiny
 
 
@@ -130,6 +131,9 @@ def test_a_notebook_has_the_same_first_lines_and_leaves_the_bars_of_what_has_fai
         assert shown.prediction_bar is not None
         raise KeyboardInterrupt
 
+    def stop(state, control, **_):
+        control.should_training_stop = state.global_step == 2
+
     shown = NotebookProgressCallback()
     trainer = make_trainer({"callbacks": [shown], "compute_metrics": interrupted}, eval_strategy="epoch")
     for work in (trainer.evaluate, trainer.train):
@@ -142,6 +146,8 @@ def test_a_notebook_has_the_same_first_lines_and_leaves_the_bars_of_what_has_fai
     assert "  15 steps, 3 epochs of 40 examples\n" in printed
     trainer.args.eval_strategy = "no"
     trainer.log({"loss": 1.0})  # there is no table
+    trainer.add_callback(callback(on_step_end=stop))
+    trainer.train()  # transformers' bar raises an error if a run is stopped after two steps
 
 
 @pytest.mark.parametrize("model", [SimpleNamespace(), SimpleNamespace(parameters=74)], ids=["around", "odd"])
