@@ -204,10 +204,9 @@ class TrainingRun:
         self.gradients.clear()
         self.trainer.current_flos = 0.0  # those of an earlier run that failed before it stored them
         supervised = self.trainer._mt_supervised
-        # a callback ended the run, which then died, such as in the work that follows training
-        was_stopped = supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop
+        if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
+            self.run_state.postponed.append("stop")  # the run died after a callback had ended it
         self.events.fire("on_train_begin")
-        self.trainer.control.should_training_stop |= was_stopped
         self.events.begin_report()
         for text in self.trainer._mt_overrides.texts():
             self.events.note("off", text)
@@ -218,10 +217,10 @@ class TrainingRun:
                 self.log_evaluate_save()
         state, control = self.run_state, self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
-        epoch_end_is_due, may_stop = not state.epoch_has_ended and state.batches == 0, was_postponed or was_stopped
-        if epoch_end_is_due or (may_stop and control.should_training_stop and not state.epoch_has_ended):
+        epoch_end_is_due = not state.epoch_has_ended and state.batches == 0
+        if epoch_end_is_due or (was_postponed and control.should_training_stop and not state.epoch_has_ended):
             self.end_epoch()
-        return not ((epoch_end_is_due or may_stop) and self.trainer.control.should_training_stop)
+        return not ((epoch_end_is_due or was_postponed) and self.trainer.control.should_training_stop)
 
     def end_epoch(self) -> None:
         self.batch_source.restore_rng()
