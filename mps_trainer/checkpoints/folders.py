@@ -203,6 +203,9 @@ def remove(folder: str) -> None:
     parting = os.path.join(os.path.dirname(folder), f"{UNFINISHED}removed-{os.path.basename(folder)}")
     try:
         os.rename(folder, parting)
-        shutil.rmtree(parting)
+        if os.path.islink(parting):  # the user moved the checkpoint to another disk, and keeps it there
+            os.remove(parting)
+        else:
+            shutil.rmtree(parting)
     except OSError as error:
         logger.warning("%s could not be removed: %s.", folder, error.strerror or error)

@@ -123,10 +123,11 @@ def test_removing_one_leaves_no_half_of_it(make_checkpoint, tmp_path, monkeypatc
 
 
 def test_the_best_is_kept_however_its_folder_is_spelled(make_checkpoint, tmp_path):
-    for step in (1, 2, 3):
+    for step in (1, 3):
         make_checkpoint(step)
+    (tmp_path / "checkpoint-2").symlink_to(make_checkpoint(4).rename(tmp_path / "moved"))  # the link goes
     folders.rotate(f"{tmp_path}//", 1, {str(tmp_path / "checkpoint-1"), f"{tmp_path}//checkpoint-3"}, set())
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-3"]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-3", "moved"]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(1, 1), (1, 4), (2, 5), (4, 4), (6, 3)])
