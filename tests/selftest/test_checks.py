@@ -73,7 +73,7 @@ def weights_changed_on_reading(patch):
 
 def draws_not_restored(patch):
     for module in ("checkpoints.rng", "loop.batch_source"):
-        patch.setattr(f"mps_trainer.{module}.set_rng", lambda state: None)
+        patch.setattr(f"mps_trainer.{module}.set_rng", lambda *_: None)
 
 
 def nan_after_resuming(patch):
