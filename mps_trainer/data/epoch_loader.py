@@ -270,7 +270,6 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, **setti
     drop_last = settings["even"] and getattr(loader.batch_sampler, "drop_last", loader.drop_last)  # Accelerate asks it
     rank, size, settings["drop_last"] = processes.rank, processes.size, drop_last
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
-        _read_alike(loader.dataset, processes)
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, **settings)
         batches = BatchSampler(loader.sampler, own, drop_last)
@@ -285,18 +284,22 @@ def _distributed(loader: EpochLoader, processes: Processes, whole: bool, **setti
     return _remade(loader, batch_sampler=share, batch_size=None)
 
 
-def _read_alike(stream: Any, processes: Processes) -> None:
+def read_alike(loader: Any, processes: Processes) -> None:
     """Gives all processes the first one's order of a stream that datasets shuffles or interleaves without a seed.
+
+    All processes must call it. Making a loader does not: the first process alone may make one to show a batch.
 
     Raises:
         MisconfigurationException: if the processes have different parts of it.
     """
-    if len(set(processes.gather(repr(getattr(stream, "_distributed", None))))) > 1:
+    if not isinstance(share := getattr(loader, "dataset", None), ShareOfStream):
+        return
+    if len(set(processes.gather(repr(getattr(share.dataset, "_distributed", None))))) > 1:
         raise MisconfigurationException(
-            "The training stream is split by node, and of each process's part the Trainer would leave out what is the "
-            "other processes' share. Leave split_dataset_by_node() out: the Trainer divides the stream."
+            "The stream is split by node, and the Trainer divides streams among the processes too, so it would leave "
+            "out examples. Leave split_dataset_by_node() out."
         )
-    generators = list(_generators(stream))
+    generators = list(_generators(share.dataset))
     states = processes.first_does(lambda: [each.bit_generator.state for each in generators])
     for generator, state in zip(generators, states, strict=True):
         generator.bit_generator.state = state

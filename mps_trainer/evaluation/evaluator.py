@@ -19,7 +19,7 @@ from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
-from ..data.epoch_loader import host_batches
+from ..data.epoch_loader import host_batches, read_alike
 from ..data.order import distributed_sampler, is_distributed, is_padding
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
@@ -85,6 +85,7 @@ def run_evaluation(
     logger.info("***** Running %s *****", description)
     logger.info("  Batch size = %d", args.eval_batch_size)
     is_shared = processes.is_distributed and is_distributed(loader)
+    read_alike(loader, processes)
     by_batch = args.batch_eval_metrics and not is_shared
     kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
     results: Mapping[str, Any] = {}

@@ -19,6 +19,7 @@ from ..checkpoints.loading import read_position
 from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
+from ..data.epoch_loader import read_alike
 from ..data.plan import StepPlan
 from ..distributed import sharded
 from ..distributed.ddp import is_current, no_sync
@@ -65,6 +66,7 @@ class TrainingRun:
         self.batch_size, examples_at_a_time = sizes_to_begin_with(args, resume_from, limit)
         trainer._train_batch_size = self.batch_size
         self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
+        read_alike(self.loader, trainer._mt_processes)
         values = trainer.set_initial_training_values(args, self.loader)
         epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)

@@ -350,11 +350,12 @@ class Noting(Trainer):
 def orders_that_are_drawn(folder: str) -> dict[str, Any]:
     """The examples of two epochs."""
     seen = {}
-    shuffled = (
-        Dataset.from_list(examples(40)).to_iterable_dataset().shuffle().map(lambda row: row).with_format("torch")
-    )
+    stream = Dataset.from_list(examples(40)).to_iterable_dataset().with_format("torch")
+    shuffled = stream.shuffle().map(lambda row: row)
     for name, rows in {"stream": Drawing(examples(40)), "sampler": examples(40), "shuffled": shuffled}.items():
         trainer = Noting(classifier(), arguments(folder, max_steps=10), train_dataset=rows)
+        if trainer.is_world_process_zero():
+            next(iter(trainer.get_train_dataloader()))  # a script may print a batch
         trainer.train()
         seen[name] = trainer.seen
     return seen
