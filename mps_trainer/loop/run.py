@@ -22,7 +22,7 @@ from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
 from ..data.plan import StepPlan
 from ..distributed import sharded
-from ..distributed.ddp import is_current, no_sync
+from ..distributed.ddp import inside, is_current, no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
@@ -71,7 +71,8 @@ class TrainingRun:
         epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
         self._prepare_model_and_optimizer()
-        self.modules = list(self.model.modules())  # not at each step: torch needs 3 ms to list those of a BERT
+        unwrapped = inside(self.model)  # `accumulate` may replace the replica, whose buckets hold all gradients
+        self.modules = list(unwrapped.modules())  # not at each step: torch needs 3 ms to list those of a BERT
         init_state(
             trainer,
             resume_from,
@@ -104,8 +105,8 @@ class TrainingRun:
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
         sizes = splits_batches, examples_at_a_time
-        self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.batch_source, *sizes)
-        self.gradients = Gradients(trainer, self.model)
+        self.run_state = RunState(trainer, unwrapped, self.plan, self.meter, self.batch_source, *sizes)
+        self.gradients = Gradients(trainer, unwrapped)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.run_state)
         in_order = overrides.allow("naming rows of the dataset in warnings", "get_batch_samples")

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,10 +381,16 @@ def a_loss_that_is_infinite_in_one_process(folder: str) -> dict[str, Any]:
 @alike
 def a_layer_that_is_released_halfway(folder: str) -> dict[str, Any]:
     model = classifier()
-    optimizers = torch.optim.SGD(model.parameters(), lr=0.1), None
+    optimizers, replicas = (torch.optim.SGD(model.parameters(), lr=0.1), None), list[Any]()
     model.hidden.requires_grad_(False)
-    release = callback(on_step_end=lambda state, **_: model.hidden.requires_grad_(state.global_step > 9))
-    trainer = Trainer(model, arguments(folder), None, examples(43), callbacks=[release], optimizers=optimizers)
+
+    def change(state: Any, **_: Any) -> None:
+        model.hidden.requires_grad_(state.global_step > 9)
+        replicas.append(weakref.ref(trainer.model_wrapped))
+        assert processes() == 1 or state.global_step != 11 or replicas[0]() is None  # it has memory for gradients
+
+    settings = {"callbacks": [callback(on_step_end=change)], "optimizers": optimizers}
+    trainer = Trainer(model, arguments(folder), None, examples(43), **settings)
     trainer.train()
     return outcome(trainer)
 
