@@ -424,8 +424,8 @@ class Trainer:
     ) -> torch.Tensor:
         """Runs forward and backward for one batch; returns its part of the update's loss, detached, on the device."""
         run = self._mt_run
-        if run is None or not all(module.training for module in run.modules):
-            model.train()  # there was an evaluation, or a callback has switched a part of the model
+        if run is None or model is not run.model or not all(module.training for module in run.modules):
+            model.train()  # it is another one, or an evaluation or a callback has switched a part of it
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
         given_items = self._mt_loss.begin_batch(num_items_in_batch)
