@@ -39,9 +39,12 @@ class SupervisedRun:
     def __init__(self, supervision: Supervision, folder: str, processes: Processes) -> None:
         folder = os.path.abspath(folder)
         was_empty = not os.path.isdir(folder) or all(map(folders.is_left_over, os.listdir(folder)))
-        self.announced = supervision.restarts[-1].checkpoint if supervision.restarts and not _calls else None
-        if self.announced is not None and not was_empty and os.path.dirname(self.announced) != folder:
-            self.announced = None  # the script trains into several folders
+        self.announced: str | None = None
+        last = supervision.restarts[-1] if supervision.restarts and not _calls else None
+        if last is not None and last.checkpoint is not None and last.progress is not None:
+            is_here = os.path.dirname(last.checkpoint) == folder
+            if last.progress.call == 0 if is_here else was_empty:  # else another call made it
+                self.announced = last.checkpoint
         call = _calls[supervision.id, folder]
         _calls[supervision.id, folder] += 1
         self.run_id = f"{_unique(supervision.id)}:{call}"

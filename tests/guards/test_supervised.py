@@ -150,17 +150,19 @@ def test_restart_says_that_the_script_has_another_folder_or_empties_it(train, su
     assert re.search("does not go on from .*checkpoint-4, which", caplog.text)
 
 
-def test_each_call_of_train_has_its_own_checkpoints(train, supervisor):
+@pytest.mark.parametrize("limit", [{}, {"save_total_limit": 1}], ids=str)
+def test_each_call_of_train_has_its_own_checkpoints(train, supervisor, caplog, limit):
     """Two calls train into one folder; the process dies in the second one."""
 
     def twice(last_step=None):
-        return train(last_step, trainer={"model": train().model}, learning_rate=1e-1)
+        return train(last_step, trainer={"model": train(**limit).model}, learning_rate=1e-1, **limit)
 
     twice(5)
     assert supervisor.end().progress.call == 1
     supervisor.restart()
     found = twice()
     assert runs_of(found.args.output_dir) >= {"id:1"}
+    assert "does not go on from" not in caplog.text  # the first call begins anew, as it should
     supervisor.restarts.clear()
     supervisor.start()
     assert_same_weights(weights(found.model), weights(twice().model))
