@@ -23,7 +23,7 @@ class NotebookProgressCallback(Display, TransformersNotebookCallback):
             super().on_log(args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.training_tracker is not None:  # it shows the time left by its speed, which a run of two steps has not
+        if self.training_tracker is not None:  # after two steps the bar has no speed to divide by
             self.training_tracker.predicted_remaining = None
         super().on_train_end(args, state, control, **kwargs)
 

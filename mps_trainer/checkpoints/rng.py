@@ -22,7 +22,7 @@ ORDER_SEED = "order_seed"  # the seed of the loader's order
 BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
 BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
 OF_LOADING = (ORDER_SEED, BEFORE_EPOCH, BEFORE_WAITING)
-_OF_LOADER = "loader"  # states of the generators that a loader of the user's has
+_OF_LOADER = "loader"  # states of the own generators of a loader that the user made
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:

@@ -63,7 +63,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         whole: each batch of `batches` is divided between all processes.
         even: divide the end of an epoch evenly. If not, the last processes get none of it.
         drop_last: leave out the end of an epoch if there are fewer batches than processes.
-        seed: of what a sampler draws from the global generators, in epoch 0.
+        seed: seeds what a sampler draws from the global generators in epoch 0.
 
     Attributes:
         padding_batches: numbers, in this epoch, of batches whose examples are another process's, and do not count.
@@ -105,7 +105,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self.padding_batches = set()
         groups = drawn_alike(self.batches, 1 if self.whole else self.size, self.seed + self.epoch)
         for number, group in enumerate([list(batch) for batch in group] for group in groups):
-            # it is one batch of all processes
+            # a group makes one batch of all processes
             is_end = not self.whole and len(group) < self.size
             if is_end and self.drop_last:
                 return
@@ -135,7 +135,7 @@ class ShareOfStream(IterableDataset):
         even: divide evenly the examples that do not fill a batch of all processes. A process that would get none
             repeats the last one. If not, the last processes get none of them.
         drop_last: leave those examples out.
-        seed: of the stream's draws, for epoch 0.
+        seed: seeds what the stream draws from the global generators in epoch 0.
     """
 
     dataset: Any
@@ -172,10 +172,11 @@ class ShareOfStream(IterableDataset):
 
 
 def drawn_alike(items: Any, size: int, seed: int) -> Iterator[list[Any]]:
-    """Yields groups of `size` of `items`, whose draws from the host's global generators are alike in all processes.
+    """Yields groups of `size` items, and lets all processes draw the same numbers from the host's global generators.
 
-    These have states of their own inside, after `seed`: those of training differ after the first dropout in batches
-    of different shapes, and processes whose samplers or streams shuffle by them would repeat and omit examples.
+    Inside, the generators have other states, which `seed` begins. Their states in training differ among processes
+    after dropout in batches of different shapes: samplers or streams that shuffle by them would repeat and omit
+    examples.
     """
     others, iterator = _states(), None
     random.seed(seed)
