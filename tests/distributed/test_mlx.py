@@ -52,20 +52,13 @@ def test_two_processes_train_as_over_gloo_to_the_last_bit(made, made_by, name):
         assert_same_run(name, one, other, losses=0, weights=0)
 
 
+@pytest.mark.parametrize(("size", "together"), [(2, 8), (3, 12)])
 @pytest.mark.parametrize("name", RUNS)
-def test_two_processes_on_mps_train_as_one(made, name):
-    several, (alone,) = made(2, "mps")(name), made(1, "mps")(name)
+def test_processes_on_mps_train_as_one(made, name, size, together):
+    several, (alone,) = made(size, "mps", together)(name), made(1, "mps", together)(name)
     for one in several:
         assert_same_run(name, one, alone)
         assert_same_weights(one["weights"], several[0]["weights"])
-
-
-def test_three_processes_train_as_one(made):
-    several, alone = made(3, "mps", 12), made(1, "mps", 12)
-    for name in RUNS:
-        for one in several(name):
-            assert_same_run(name, one, alone(name)[0])
-            assert_same_weights(one["weights"], several(name)[0]["weights"])
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)
