@@ -179,9 +179,4 @@ def test_what_a_run_left_is_cleared_for_scripts_that_refuse_a_full_folder(shell,
     assert sorted(path.name for path in out.iterdir()) == ["notes.txt", "report.html"]
     clear(str(out))
     assert len(list(out.iterdir())) == 2
-
-
-def test_run_that_dies_before_its_folder_exists_is_started_again(shell, tmp_path):
-    progress = json.dumps(asdict(Progress(str(tmp_path / "out" / "run-0"), was_empty=True)))
-    text = f"""[ "$number" = 2 ] && exit 0; printf %s '{progress}' > $notes/{PROGRESS}; kill -ABRT $$"""
-    assert shell(text) == (0, 2)
+    clear(str(tmp_path / "none"))  # a run may die before its folder exists
