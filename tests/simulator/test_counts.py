@@ -16,20 +16,12 @@ OTHERWISE = (".numpy()", "numpy.asarray()", "repr()", "format()", "put tensors w
 OF_THE_HOST = ("index with a list", "put a tensor of the host where a mask says")
 
 
-@pytest.mark.parametrize("how", [how for how in WAITING if how not in OTHERWISE])
-def test_waiting_for_the_device_is_one_blocking_read(mps, how):
+@pytest.mark.parametrize("how", [how for how in (*WAITING, *FREE) if how not in (*OTHERWISE, *OF_THE_HOST)])
+def test_waiting_for_the_device_is_one_blocking_read_and_other_work_none(mps, how):
     given = Given("mps")
     mps.reset()
-    WAITING[how](given)
-    assert mps.report().blocking_reads == 1
-
-
-@pytest.mark.parametrize("how", [how for how in FREE if how not in OF_THE_HOST])
-def test_work_that_stays_on_the_device_blocks_nothing(mps, how):
-    given = Given("mps")
-    mps.reset()
-    FREE[how](given)
-    assert mps.report().blocking_reads == 0
+    {**WAITING, **FREE}[how](given)
+    assert mps.report().blocking_reads == (how in WAITING)
 
 
 def test_copies_are_counted_each_way(mps):
