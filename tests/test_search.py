@@ -36,16 +36,12 @@ def test_a_fraction_stays_one_where_the_argument_was_a_whole_number(make_args):
     assert {name: getattr(args, name) for name in chosen} == {**chosen, "per_device_train_batch_size": 4}
 
 
-@pytest.fixture
-def fakes(monkeypatch):
+@pytest.mark.parametrize(("backend", "name"), [("optuna", "run-3"), ("ray", "run-of-ray"), ("wandb", "run-of-wandb")])
+def test_a_folder_has_the_number_of_the_back_end_or_the_name_that_is_given(monkeypatch, backend, name):
     tune = SimpleNamespace(get_context=lambda: SimpleNamespace(get_trial_id=lambda: "of-ray"))
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(tune=tune))
     monkeypatch.setitem(sys.modules, "ray.tune", tune)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(id="of-wandb")))
-
-
-@pytest.mark.parametrize(("backend", "name"), [("optuna", "run-3"), ("ray", "run-of-ray"), ("wandb", "run-of-wandb")])
-def test_a_folder_has_the_number_of_the_back_end_or_the_name_that_is_given(fakes, backend, name):
     trial = SimpleNamespace(number=3)
     assert search.folder_name(trial, backend, None) == name
     assert search.folder_name(trial, backend, lambda trial: f"try-{trial.number}") == "try-3"
