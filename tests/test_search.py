@@ -47,9 +47,6 @@ def test_a_folder_has_the_number_of_the_back_end_or_the_name_that_is_given(monke
     assert search.folder_name(trial, backend, lambda trial: f"try-{trial.number}") == "try-3"
 
 
-# Reports to a back end
-
-
 def test_several_processes_cannot_search():
     two = Processes(0, 2)
     assert "there are 2" in refusal(search.require_searchable, lambda: None, two, kind=SearchUnavailableError)

@@ -80,9 +80,6 @@ def lines_of(capfd, begins="step"):
     return [line for line in capfd.readouterr().out.splitlines() if line.startswith(begins)]
 
 
-# Lines, where there is no terminal
-
-
 def test_a_log_is_one_line_with_loss_rate_norm_time_left_throughput_and_memory(make_trainer, capfd):
     make_trainer(disable_tqdm=False, max_steps=4, logging_steps=2).train()
     captured = capfd.readouterr()
@@ -132,9 +129,6 @@ def test_a_terminal_that_moves_no_cursor_or_has_no_columns_gets_lines(
     assert "\x1b" not in text
     assert "\r" not in text
     assert "step 4/4 |" in text
-
-
-# Bars, where there is one
 
 
 @pytest.mark.parametrize("no_color", [None, "1"])
@@ -189,9 +183,6 @@ def test_a_bar_that_tqdm_is_told_to_leave_out_is_left_out(terminal):
     assert screen.end() == "a line\n"
 
 
-# The rate and the time left
-
-
 def test_time_that_went_into_evaluations_is_no_part_of_the_rate_but_of_the_time_left():
     lines = progress_display.Lines(8, torch.device("cpu"), 20)
     lines.start_t -= 40  # ten steps in ten seconds, and an evaluation
@@ -216,9 +207,6 @@ def test_an_evaluation_does_not_slow_down_the_rate_of_the_line_after_it(make_tra
     trainer.train()
     speeds = [re.search(r"([\d,.]+) samples/s", line) for line in lines_of(capfd) if "grad norm" in line]
     assert float(speeds[1][1].replace(",", "")) > 200  # 107 with it
-
-
-# Whose display it is
 
 
 def test_bar_is_replaced_by_plain_logs_when_it_is_switched_off(make_trainer, capfd):

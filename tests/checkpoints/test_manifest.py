@@ -134,9 +134,6 @@ def test_a_checkpoint_that_was_found_whole_is_read_again_only_after_a_change(mak
     assert len(read) == 2 * len(FILES)
 
 
-# Which files hold the weights
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -234,9 +234,6 @@ def test_a_checkpoint_that_is_saved_by_hand_goes_where_the_arguments_say_now(tra
     assert by_hand == in_run - {"loop_state.json"}
 
 
-# A disk that does not take it
-
-
 @pytest.fixture
 def small_files(monkeypatch):
     """Files cannot grow beyond a size: what a quota does. Call it with the size, or None for no limit.

@@ -63,9 +63,6 @@ def test_a_tensor_of_another_shape_or_with_a_part_missing_is_refused(written, mo
     assert "a part of weight is missing" in refusal(shards.listed, str(written), shards.WEIGHTS)
 
 
-# Models and optimizers
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -191,9 +191,6 @@ def test_what_no_folder_can_be_called_is_refused(make_trainer, requested):
     assert "\0" not in said
 
 
-# The manifest
-
-
 @pytest.mark.parametrize(
     "change",
     [

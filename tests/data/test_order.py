@@ -12,8 +12,6 @@ from mps_trainer.distributed import Processes
 from mps_trainer.training_args import TrainingArguments
 from tests.conftest import Stream, refusal
 
-# Shares of processes
-
 
 def shares(count: int, size: int, batch_size: int, **settings):
     """Returns for each process its batches of the examples 0, 1, 2 ..., [] for a padding batch."""

@@ -45,8 +45,6 @@ def test_longer_examples_of_an_evaluation_are_not_padded_beyond_its_longest(make
     assert eval_sampler(rows, args, None, lambda: LengthBuckets((12, 60))).buckets.lengths == (12, 60, 64, 72, 77)
 
 
-# Lengths
-
 TABLE = [{"input_ids": [1] * (i * 7 % 11), "other": i} for i in range(40)]
 LENGTHS = [len(row["input_ids"]) for row in TABLE]
 
@@ -69,9 +67,6 @@ def test_examples_of_no_column_of_lists_are_measured_one_by_one():
     assert lengths_in_column(table, "input_ids") is None
     assert lengths_of(table, "length", None) == [3] * 40
     assert lengths_of(datasets.Dataset.from_dict({"text": ["a", "bcd"]}), "length", Reader()) == [1, 3]
-
-
-# Loaders
 
 
 @pytest.mark.parametrize(("workers", "given", "expected"), [(0, "fork", None), (2, None, None), (2, "fork", "fork")])

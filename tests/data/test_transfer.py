@@ -44,9 +44,6 @@ def test_every_tensor_moves_and_containers_keep_their_type(container):
     assert str(moved).count("meta") == str(batch).count("tensor")
 
 
-# In one copy, on a device that counts them
-
-
 @pytest.fixture
 def move(mps):
     return BatchTransfer(torch.device("mps"))

@@ -45,8 +45,6 @@ def provokes(
     return register
 
 
-# For devices, a request and a machine are enough.
-
 MPS = DeviceRequest(accelerator="mps")
 for name, facts in {"rosetta": ROSETTA, **{name: MACHINES[name] for name in ("old-macos", "virtual-mac")}}.items():
     provokes(name)(lambda facts=facts: resolve(MPS, facts))

@@ -342,9 +342,6 @@ def test_8_bit_optimizer_keeps_embeddings_at_32_bits(tmp_path):
     assert (trainer.model.embed, "weight", {"optim_bits": 32}) in overrides
 
 
-# Schedules
-
-
 # With their default settings, these are constant for ten steps.
 CONSTANT = ("constant", "reduce_lr_on_plateau", "greedy")
 SCHEDULES = [

@@ -286,9 +286,6 @@ def test_metrics_format_and_parallel_sizes_are_those_of_transformers(both):
     assert Trainer.metrics_format(metrics) == metrics_format(metrics)
 
 
-# What code replaces during a run, or on the class itself
-
-
 def at_first(event, work):
     """Returns a callback that calls `work` at the first event of a kind."""
     once = functools.cache(work)

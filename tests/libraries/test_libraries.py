@@ -82,9 +82,6 @@ def test_trainers_equal_those_on_transformers_own_trainer(tmp_path, devices, sub
             assert there["checkpoint"] == here["checkpoint"]
 
 
-# mps-trainer check
-
-
 @pytest.mark.parametrize(
     ("library", "name", "trainer"),
     [

@@ -235,9 +235,6 @@ def test_batches_without_tensors_do_not_count(run):
     assert run.warnings == []
 
 
-# Runs
-
-
 class Slow(nn.Module):
     """A model whose steps take 1 second of a clock, and 1.8 from a step on; a batch of an evaluation takes 50."""
 
