@@ -171,8 +171,6 @@ def test_warmup_steps_are_as_in_transformers(theirs, warmup, steps):
 
 
 RANKS = [(0, 0), (1, 1), (2, 0), (3, 1)]  # two machines with two processes each: rank, local rank
-
-
 LEVELS = ["detail", "debug", "info", "warning", "error", "critical", "passive"]
 
 
@@ -183,14 +181,10 @@ def test_who_logs_and_who_saves_is_as_in_transformers(theirs, level, each_node, 
     settings = {"log_on_each_node": each_node, "save_on_each_node": not each_node, "log_level": "error"}
     settings["log_level_replica" if rank % 2 else "log_level"] = level
     ours, reference = TrainingArguments(**settings), theirs(**settings)
-    place_in_four(ours, reference, rank, local_rank)
+    place = {"world_size": 4, "rank": rank, "local_rank": local_rank}
+    ours.__dict__["decision"] = dataclasses.replace(TrainingArguments(use_cpu=True).decision, **place)
+    reference.distributed_state = SimpleNamespace(num_processes=4, process_index=rank, local_process_index=local_rank)
     for name in ("world_size", "process_index", "local_process_index", "should_log", "should_save"):
         assert getattr(ours, name) == getattr(reference, name), name
     assert ours.get_process_log_level() == reference.get_process_log_level()
     assert ours.parallel_mode.value == "distributed"
-
-
-def place_in_four(ours, reference, rank, local_rank):
-    numbers = {"world_size": 4, "rank": rank, "local_rank": local_rank}
-    ours.__dict__["decision"] = dataclasses.replace(TrainingArguments(use_cpu=True).decision, **numbers)
-    reference.distributed_state = SimpleNamespace(num_processes=4, process_index=rank, local_process_index=local_rank)

@@ -209,12 +209,9 @@ def test_a_worker_that_misses_what_a_cell_defines_is_explained(monkeypatch, in_n
 
 
 def test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained(make_trainer, monkeypatch):
-    def start(loader):
-        pickle.dumps(loader.collate_fn)
-
     trainer = make_trainer(trainer={"data_collator": lambda rows: rows}, dataloader_num_workers=1)
     loader = trainer.get_train_dataloader()
-    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", start)
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", lambda loader: pickle.dumps(loader.collate_fn))
     with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
         next(iter(loader))
     assert "the dataset or the collator cannot be sent to them" in explanation_of(caught.value)

@@ -68,10 +68,7 @@ def linux_probes(**torch):
 
 
 def raising(error):
-    def probe(*args, **settings):
-        raise error
-
-    return probe
+    return mock.Mock(side_effect=error)
 
 
 TORCHRUN = {
@@ -208,10 +205,7 @@ def test_the_switch_was_set_in_time_or_not_and_the_watch_for_torch_ends(order, p
 
 
 def asked(name):
-    def probe(*args):
-        pytest.fail(f"{name} was asked")
-
-    return probe
+    return mock.Mock(side_effect=pytest.fail.Exception(f"{name} was asked"))
 
 
 def test_a_run_does_not_ask_what_only_a_report_wants():

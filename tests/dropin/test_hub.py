@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest import mock
 
 import huggingface_hub
 import pytest
@@ -121,7 +121,8 @@ def test_failed_uploads_are_warned_of_and_training_goes_on(fake_hub, tmp_path, c
 
 
 def test_a_disk_without_room_for_the_files_to_upload_does_not_end_training(fake_hub, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(shutil, "copy", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(shutil, "copy", mock.Mock(side_effect=full))
     trainer = run_with(Library(mps_trainer, tmp_path), fake_hub, hub_strategy="every_save")
     assert trainer.state.global_step == 4
     assert caplog.text.count(f"is not uploaded, because it was not copied to {tmp_path}: the disk is full.") == 2

@@ -147,10 +147,7 @@ def test_image_processor_does_not_pad_batches(assert_same_runs):
         def save_pretrained(self, *args, **kwargs):
             pass
 
-    def run(library):
-        return library.trained(processing_class=Processor(), max_steps=1).data_collator
-
-    assert_same_runs(run)
+    assert_same_runs(lambda library: library.trained(processing_class=Processor(), max_steps=1).data_collator)
 
 
 def test_underflow_overflow_debugging_names_the_module(both, capsys):

@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -33,11 +34,7 @@ STEPS = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 3e-
 @pytest.fixture(autouse=True)
 def without_compiler(monkeypatch):
     """Lets torch.compile fail, as it does where there is no compiler."""
-
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("the step was compiled")
-
-    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=AssertionError("the step was compiled")))
 
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 512}

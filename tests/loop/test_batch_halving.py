@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -216,18 +217,14 @@ def test_only_the_callback_that_ran_out_of_memory_is_called_again(train, caplog)
     [(OUT_OF_MEMORY, DeviceOutOfMemoryError, "one example"), ("another reason", RuntimeError, "another reason")],
 )
 def test_callback_that_fails_beside_one_example_or_otherwise_ends_the_run(make_trainer, message, kind, match):
-    def fail(**_):
-        raise RuntimeError(message)
-
+    fail = mock.Mock(side_effect=RuntimeError(message))
     trainer = make_trainer({"callbacks": [callback(on_step_end=fail)]}, auto_find_batch_size=True, max_steps=2)
     assert re.search(match, refusal(trainer.train, kind=kind))
     assert trainer.state.global_step == 1
 
 
 def test_memory_that_runs_out_in_a_callback_of_one_of_several_processes_ends_the_run(make_trainer, monkeypatch):
-    def fail(**_):
-        raise RuntimeError(OUT_OF_MEMORY)
-
+    fail = mock.Mock(side_effect=RuntimeError(OUT_OF_MEMORY))
     trainer = make_trainer({"callbacks": [callback(on_step_end=fail)]}, auto_find_batch_size=True, max_steps=2)
     run = TrainingRun(trainer)
     monkeypatch.setattr(trainer, "_mt_processes", Processes(size=2))  # the other one would exchange nothing

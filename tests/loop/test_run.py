@@ -3,6 +3,7 @@
 import json
 import time
 from contextlib import nullcontext
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -290,9 +291,7 @@ def test_operations_are_counted_of_each_batch_and_the_accelerator_knows_the_last
 
 
 def test_an_interrupt_while_workers_end_leaves_no_run_behind(make_trainer, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
+    interrupted = mock.Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr(BatchSource, "close", interrupted)
     trainer = make_trainer({"callbacks": [callback(on_step_end=interrupted)]})
     with pytest.raises(KeyboardInterrupt):

@@ -104,11 +104,8 @@ def test_a_missing_version_is_told_from_an_index_that_does_not_answer(tmp_path, 
 def pip(monkeypatch):
     """Takes the place of pip, which fails with what it says."""
     made = SimpleNamespace(says="")
-
-    def run(command, **settings):
-        return subprocess.CompletedProcess(command, 1, "", made.says)
-
-    monkeypatch.setattr("tools.apple_binary.wheel.subprocess.run", run)
+    run = "tools.apple_binary.wheel.subprocess.run"
+    monkeypatch.setattr(run, lambda command, **_: subprocess.CompletedProcess(command, 1, "", made.says))
     return made
 
 
