@@ -5,19 +5,16 @@ import pickle
 from .cases import TRAIN, TSV_FILES, Case
 from .models import Touch, cut
 
-ASKED_FOR = ("--resume_from_checkpoint", "out/checkpoint-2")
 
-
-def resume(name, says, make=lambda folder: None, words=(), listed=False):
+def resume(name, says, make=lambda folder: None, words=()):
     """The second run into the folder `out`, whose checkpoint `make` has damaged.
 
-    Without the manifest, which would catch every change before its file is looked at, if not `listed`.
+    Without the manifest, which would catch every change before its file is looked at.
     """
 
     def change(folder):
         checkpoint = folder / "out/checkpoint-2"
-        if not listed:
-            (checkpoint / "manifest.json").unlink()
+        (checkpoint / "manifest.json").unlink()
         make(checkpoint)
 
     command = (*TRAIN, "--output_dir", "out", *words)
@@ -43,14 +40,7 @@ CHECKPOINTS = [
         "no state, from elsewhere",
         "it has no trainer_state.json",
         lambda folder: (folder / "trainer_state.json").unlink(),
-        ("--output_dir", "new", *ASKED_FOR),
-    ),
-    resume(
-        "half of the weights of the one that is asked for",
-        ["is damaged", "There is no good one beside it", "delete its manifest.json"],
-        lambda folder: cut(folder / "model.safetensors"),
-        ASKED_FOR,
-        listed=True,
+        ("--output_dir", "new", "--resume_from_checkpoint", "out/checkpoint-2"),
     ),
     resume("an optimizer of another kind", ["optimizer.pt", "does not belong to this run"], words=("--optim", "sgd")),
 ]

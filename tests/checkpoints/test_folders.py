@@ -65,14 +65,17 @@ def test_if_all_are_damaged_each_is_named(make_checkpoint, tmp_path):
 
 
 def test_a_damaged_one_that_was_asked_for_is_an_error_with_the_last_good_one(make_checkpoint, tmp_path):
-    make_checkpoint(5)
-    good = make_checkpoint(10)
+    older, good = make_checkpoint(5), make_checkpoint(10)
     for step in (15, 20):
         cut(make_checkpoint(step) / "model.safetensors")
     message = refusal(folders.checkpoint_to_resume, str(tmp_path / "checkpoint-20"), str(tmp_path))
     assert message.startswith(f"The checkpoint {tmp_path}/checkpoint-20 is damaged: model.safetensors has 10 bytes")
     assert f"The last good checkpoint beside it is {good}." in message
     assert message.endswith("delete its manifest.json; it then loads unchecked.")
+    for folder in (older, good):
+        cut(folder / "model.safetensors")
+    message = refusal(folders.checkpoint_to_resume, str(tmp_path / "checkpoint-20"), str(tmp_path))
+    assert "There is no good one beside it." in message
 
 
 @pytest.mark.parametrize(
