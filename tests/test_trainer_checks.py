@@ -51,13 +51,10 @@ def test_a_name_or_a_class_is_no_model(make_trainer, model, says):
     assert says in refusal(make_trainer, {"model": model})
 
 
-def test_weights_in_float16_are_refused_with_fp16_before_training(make_trainer, make_model):
+def test_weights_in_float16_are_refused_with_fp16_before_training_unless_frozen(make_trainer, make_model):
     trainer = make_trainer({"model": make_model().half()}, max_steps=1, fp16=True)
     assert re.search(r"example hidden.weight: .* Load .* dtype=torch\.float32\.$", refusal(trainer.train))
     assert trainer.state.global_step == 0
-
-
-def test_frozen_weights_may_be_in_float16_with_fp16(make_trainer, make_model):
     model = make_model()
     model.hidden.half().requires_grad_(False)
     make_trainer({"model": model}, max_steps=1, fp16=True).train()

@@ -120,7 +120,6 @@ def test_the_generator_of_each_kind_of_device_is_restored_from_a_checkpoint_of_t
     kind, generators = found
     set_rng({name: value for name, value in rng_state().items() if name != kind})
     assert torch.equal(generators.get_rng_state(), torch.ones(3))
-    kind, generators = found
     torch.save(rng_state(), tmp_path / "rng_state.pth")
     generators.set_rng_state(torch.full((3,), 7.0))
     set_rng(read_rng(str(tmp_path)))

@@ -25,15 +25,13 @@ NAMES = [*RUNS, *EVALUATIONS, "a_run_resumed_in_an_epoch", "checkpoints", "a_sig
 NAMES += ["collectives", "replicas", "a_slow_process"]
 
 
-def over_mlx(device: str, together: int = 8) -> dict[str, str]:
-    return {"DDP_BACKEND": "mlx", "TRAINS_ON": device, "TOGETHER": str(together)}
-
-
 @pytest.fixture
 def made(made_by):
     """`made(2, "mps")(name)`; two processes have 8 examples in a batch, three have 12."""
     names = {(1, 8): [*RUNS, *EVALUATIONS], (2, 8): NAMES, (1, 12): RUNS, (3, 12): RUNS}
-    return lambda size, device, together=8: made_by(size, *names[size, together], **over_mlx(device, together))
+    return lambda size, device, together=8: made_by(
+        size, *names[size, together], DDP_BACKEND="mlx", TRAINS_ON=device, TOGETHER=str(together)
+    )
 
 
 def assert_same_run(name, one, other, losses=2e-6, weights=2e-6):  # losses are near 4, whose last bit is 2.4e-7

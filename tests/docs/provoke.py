@@ -155,8 +155,6 @@ def _() -> None:
 
 
 NAN = [{**row, "x": math.nan} if row["x"] == 2 else row for row in ROWS]
-
-
 TOKENS = [{"input_ids": [3] * length, "labels": 1} for length in (1, 2)]
 
 

@@ -42,6 +42,7 @@ def test_a_stream_of_write_and_flush_alone_is_no_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=len, flush=lambda: None))
     with lost_output_ignored():
         assert not on_terminal()
+    LossyStream(SimpleNamespace(write=len)).flush()  # it may lack this as well
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
@@ -75,7 +76,3 @@ def test_a_tracker_that_replaces_write_keeps_what_it_sees(monkeypatch, capsys):
         sys.stdout.write = seen.append
     print("metrics")
     assert "".join(seen) == "metrics\n"
-
-
-def test_a_stream_of_a_script_may_have_no_more_than_write():
-    LossyStream(SimpleNamespace(write=len)).flush()
