@@ -36,11 +36,5 @@ CHECKPOINTS = [
         ["scheduler.pt", "could run code"],
         lambda folder: (folder / "scheduler.pt").write_bytes(pickle.dumps(Touch())),
     ),
-    resume(
-        "no state, from elsewhere",
-        "it has no trainer_state.json",
-        lambda folder: (folder / "trainer_state.json").unlink(),
-        ("--output_dir", "new", "--resume_from_checkpoint", "out/checkpoint-2"),
-    ),
     resume("an optimizer of another kind", ["optimizer.pt", "does not belong to this run"], words=("--optim", "sgd")),
 ]
