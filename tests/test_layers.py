@@ -10,7 +10,6 @@ from tests import ROOT
 TRAINER = {"mps_trainer.trainer", "mps_trainer.trainer_seq2seq"}
 OUTSIDE = ("check", "fit", "simulator", "selftest", "cli", "replace_transformers")
 
-
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "mps_trainer").rglob("*.py")

@@ -22,12 +22,8 @@ def on_machine(monkeypatch):
 
     def put(facts: MachineFacts) -> list[MachineFacts]:
         looks: list[MachineFacts] = []
-
-        def gather(memory_limit: float | None) -> MachineFacts:
-            looks.append(facts)
-            return facts
-
-        monkeypatch.setattr(mps_trainer.training_args, "gather_facts", gather)
+        module = mps_trainer.training_args
+        monkeypatch.setattr(module, "gather_facts", lambda memory_limit: looks.append(facts) or facts)
         return looks
 
     return put

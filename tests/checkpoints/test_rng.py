@@ -153,9 +153,6 @@ def test_each_accelerator_gives_the_module_of_torch_where_torch_finds_a_device(m
     assert ACCELERATORS["cpu"].torch_module() is None
 
 
-# The position of the loop, also in a checkpoint of another number of processes, and of version 0.1
-
-
 def position(sum):
     return {"sum": sum, "total": 6.0, "first_step": 0, "last_read_step": 4}
 

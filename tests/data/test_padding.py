@@ -137,9 +137,7 @@ def test_batch_whose_padding_could_not_be_told_stays(tokenizer, batch):
 
 
 def test_a_batch_that_cannot_be_written_to_is_padded_as_well(tokenizer):
-    def read_only(items):
-        return types.MappingProxyType(dict(DataCollatorWithPadding(tokenizer)(items)))
-
-    expected = PadToBucket(DataCollatorWithPadding(tokenizer), BUCKETS)(rows())
-    padded = PadToBucket(read_only, BUCKETS, tokenizer)(rows())
+    collate = DataCollatorWithPadding(tokenizer)
+    expected = PadToBucket(collate, BUCKETS)(rows())
+    padded = PadToBucket(lambda items: types.MappingProxyType(dict(collate(items))), BUCKETS, tokenizer)(rows())
     assert padded["input_ids"].shape == expected["input_ids"].shape

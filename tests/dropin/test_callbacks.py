@@ -84,11 +84,9 @@ def test_callback_that_raises_accumulation_makes_larger_steps(assert_same_runs):
     def summed(outputs, labels, num_items_in_batch=None):
         return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
-    def run(library):
-        given = {"compute_loss_func": summed, "callbacks": [callback(on_epoch_begin=raise_it)], "num_train_epochs": 2}
-        return library.trained(**given)
-
-    assert assert_same_runs(run).state.global_step == 3 + 2  # an epoch has 3 batches
+    given = {"compute_loss_func": summed, "callbacks": [callback(on_epoch_begin=raise_it)], "num_train_epochs": 2}
+    trainer = assert_same_runs(lambda library: library.trained(**given))
+    assert trainer.state.global_step == 3 + 2  # an epoch has 3 batches
 
 
 def test_part_that_a_callback_puts_in_eval_mode_trains_with_dropout_again(assert_same_runs):

@@ -12,7 +12,6 @@ from tests.conftest import refusal
 
 SETTINGS = {"device": "cpu", "mixed_precision": "no", "mps_fallback": True, "num_processes": 2, "memory_fraction": 0.5}
 
-
 # 9 lists of 9 lists ...: some hundred bytes that would be 9**12 numbers if they were written out
 LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 13))
 MERGED = "a0: &a0 {k0: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30))
@@ -80,7 +79,6 @@ def test_write_to_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch, failing)
     path = tmp_path / "c.yaml"
     write(SETTINGS, path)
     before = path.read_bytes()
-
     with monkeypatch.context() as patch:
         patch.setattr(Path, failing, mock.Mock(side_effect=OSError(28, "No space left on device")))
         assert "cannot be written: No space left on device" in refusal(write, {"device": "mps"}, path)

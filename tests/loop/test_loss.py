@@ -525,12 +525,11 @@ def test_items_of_an_update_leave_out_those_of_another_process(make_trainer, mon
     assert items.item() == 5  # none of its own
 
 
-class Doubling(Trainer):
-    def _get_num_items_in_batch(self, batch_samples, device):
-        return super()._get_num_items_in_batch(batch_samples, device) * 2
-
-
 def test_an_override_counts_the_items_of_all_processes_in_an_update_alone(make_trainer, monkeypatch):
+    class Doubling(Trainer):
+        def _get_num_items_in_batch(self, batch_samples, device):
+            return super()._get_num_items_in_batch(batch_samples, device) * 2
+
     trainer, given = make_trainer({"kind": Doubling}), []
     monkeypatch.setattr(trainer, "_mt_processes", Others(theirs=[5.0, 0, 1]))
     trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: given.append(num_items_in_batch) or LOSS

@@ -130,11 +130,8 @@ def test_an_override_of_what_moves_batches_gets_them_on_the_device(mps, make_tra
 def test_metrics_of_batches_get_the_inputs_on_the_device(mps, make_trainer, make_model):
     model = make_model()
     model.main_input_name, wanted = "x", {"batch_eval_metrics": True, "include_for_metrics": ["inputs"]}
-
-    def tell_device(prediction, compute_result):
-        return {"on_mps": prediction.inputs["x"].is_mps}
-
-    trainer = make_trainer({"model": model, "compute_metrics": tell_device}, **wanted)
+    metrics = {"compute_metrics": lambda prediction, compute_result: {"on_mps": prediction.inputs["x"].is_mps}}
+    trainer = make_trainer({"model": model, **metrics}, **wanted)
     assert trainer.evaluate()["eval_on_mps"]
 
 
