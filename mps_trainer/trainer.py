@@ -194,7 +194,7 @@ class Trainer:
         self._mt_transfer, self._mt_attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
         self._mt_use_model(model if model is not None else self.call_model_init())
-        # not anew for each model of `model_init`, because a subclass may set them after this
+        # a subclass may set these after this, so a further model of `model_init` does not change them
         kind = type(base_model(self.model))
         self.label_names = find_labels(kind) if args.label_names is None else args.label_names
         self.can_return_loss = can_return_loss(kind)

@@ -258,17 +258,18 @@ def prepare_loader(
     if processes.is_distributed:
         whole = config.split_batches if whole is None else whole
         seed = args.seed if args.data_seed is None else args.data_seed
-        prepared = _distributed(prepared, processes, whole=whole, even=even, seed=seed)
+        prepared = _distributed(prepared, processes, whole, even, seed)
     return prepared
 
 
-def _distributed(loader: EpochLoader, processes: Processes, whole: bool, **settings: Any) -> EpochLoader:
+def _distributed(loader: EpochLoader, processes: Processes, whole: bool, even: bool, seed: int) -> EpochLoader:
     """Returns `loader` with this process's share of the batches."""
     if is_distributed(loader):
         return loader
     # without `even`, all batches of the loader count: it has already left out an incomplete one
-    drop_last = settings["even"] and getattr(loader.batch_sampler, "drop_last", loader.drop_last)  # Accelerate asks it
-    rank, size, settings["drop_last"] = processes.rank, processes.size, drop_last
+    drop_last = even and getattr(loader.batch_sampler, "drop_last", loader.drop_last)  # Accelerate asks it, too
+    settings: dict[str, Any] = {"even": even, "drop_last": drop_last, "seed": seed}
+    rank, size = processes.rank, processes.size
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
         own = -(-loader.batch_size // size) if whole else loader.batch_size
         stream = ShareOfStream(loader.dataset, own, rank, size, **settings)

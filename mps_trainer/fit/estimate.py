@@ -56,7 +56,7 @@ def estimate(
             "Import Trainer and TrainingArguments from mps_trainer, or run the script by `mps-trainer fit`."
         )
     rng = rng_state()
-    # prints a traceback for each remedy that a model does not support
+    # torch prints a traceback there for each remedy that a model does not support
     silent = attributes_replaced([(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)])
     try:
         with as_on_mps(), silent, warnings.catch_warnings():

@@ -43,7 +43,8 @@ class SupervisedRun:
         last = supervision.restarts[-1] if supervision.restarts and not _calls else None
         if last is not None and last.checkpoint is not None and last.progress is not None:
             is_here = os.path.dirname(last.checkpoint) == folder
-            if last.progress.call == 0 if is_here else was_empty:  # else another call made it
+            may_resume_it = last.progress.call == 0 if is_here else was_empty
+            if may_resume_it:  # else another call of train made it
                 self.announced = last.checkpoint
         call = _calls[supervision.id, folder]
         _calls[supervision.id, folder] += 1

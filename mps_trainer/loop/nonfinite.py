@@ -119,13 +119,13 @@ class StopOnNan:
         meter, processes = self.run_state.meter, self.trainer._mt_processes
         norm = meter.read_norm(grad_norm, step)
         found, _ = meter.watch.take()
-        if processes.all_reduce_max([found is not None])[0]:  # a loss may be so in one process alone
+        if processes.all_reduce_max([found is not None])[0]:  # one process alone may have such a loss
             rate = self.trainer._get_learning_rate()
             rows = self.reporter.history.rows(step)
             own = None if found is None else (found.what, self.reporter.describe(found, rate), rows)
-            everybodys = [each for each in processes.gather(own) if each is not None]
+            of_all = [each for each in processes.gather(own) if each is not None]
             # a loss comes first: its rows are known, and gradients are exchanged
-            _, happened, rows = max(everybodys, key=lambda each: each[0] == "loss")
+            _, happened, rows = max(of_all, key=lambda each: each[0] == "loss")
             raise self._stop(step, rate, happened, rows)
         return norm
 

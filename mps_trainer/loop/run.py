@@ -72,7 +72,7 @@ class TrainingRun:
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
         self._prepare_model_and_optimizer()
         unwrapped = inside(self.model)  # `accumulate` may replace the replica, whose buckets hold all gradients
-        self.modules = list(unwrapped.modules())  # not at each step: torch needs 3 ms to list those of a BERT
+        self.modules = list(unwrapped.modules())  # torch needs 3 ms to list those of a BERT, too long for each step
         init_state(
             trainer,
             resume_from,

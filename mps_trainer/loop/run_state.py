@@ -25,7 +25,7 @@ class RunState:
         update_start: the batches of the epoch before the update under way.
         epoch_has_ended: True between the end of an epoch and the begin of the next.
         loader_has_ended: True if an epoch of unknown length ended because the loader gave no more batches.
-        postponed: of "evaluate", "save" and "stop", what a signal prevented after the last step.
+        postponed: of "evaluate", "save" and "stop", what a signal, or a death, prevented after the last step.
         splits_batches: True if the run may train on fewer examples at a time than a batch has.
         examples_at_a_time: how many fit into memory, where batches were halved; else None.
         grad_norm, learning_rate: of the last update.

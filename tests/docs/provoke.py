@@ -135,7 +135,7 @@ def _() -> None:
             return super().forward(x, labels)
 
     gc.collect()  # The message counts tensors that cycles of earlier runs keep.
-    with simulated_mps(memory="10.7GB"):  # of a Mac with 16 GB
+    with simulated_mps(memory="10.7GB"):  # a Mac with 16 GB has this limit
         trainer(model=Long(2**20), use_cpu=False).train()
 
 

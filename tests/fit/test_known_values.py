@@ -37,7 +37,7 @@ def test_changes_in_place_are_followed_and_those_that_are_not_known_end_it():
     row.add_(1)
     assert ids.tolist() == [[7, 7, 1, 2], [8, 4, 2, 1]]
     row[:2] = weights.argmax(0)[:2]
-    assert ids.sum().item() == 1  # as of any tensor whose values are not known
+    assert ids.sum().item() == 1  # any tensor with unknown values has ones
     assert ids.tolist() == [[1] * 4] * 2
     assert fake_with_values(IDS).sum().item() == 28
 

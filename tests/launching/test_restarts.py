@@ -47,7 +47,7 @@ def test_a_run_that_dies_starts_again(end, cause, examples):
     "end",
     [
         End(0, "", TRAINED),
-        End(0, MEMORY, AT_5),  # which the script has caught
+        End(0, MEMORY, AT_5),  # the script has caught it
         End(1),  # before training
         End(2),
         End(1, OTHER, AT_0),

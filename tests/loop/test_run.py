@@ -282,7 +282,7 @@ def test_without_skipping_data_a_resumed_epoch_begins_again(trained, tmp_path):
 def test_operations_are_counted_of_each_batch_and_the_accelerator_knows_the_last_of_an_update(make_trainer):
     trainer = make_trainer({"kind": NotesBatches}, max_steps=2, gradient_accumulation_steps=2)
     _ = trainer.accelerator
-    trainer.current_flos = 5.0  # of an earlier run that failed
+    trainer.current_flos = 5.0  # an earlier run that failed left them
     trainer.train()
     assert trainer.synced == (False, True, False, True)
     assert trainer.counted == trainer.noted
