@@ -257,14 +257,14 @@ class Trainer:
         with (
             absent_named(self._mt_what_comes),
             own_run_folder(run_dir, self.args, processes),
-            supervised(run_dir, processes) as self._mt_supervised,
+            supervised(run_dir, processes, trial) as self._mt_supervised,
             ending_in_order(self),
             absent_named(self._mt_what_comes),  # here as well, because the report shows what it adds to an error
             explained(self, TRAINING),
         ):
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
             trainer_checks.check_same_data(self, processes)
-            resume_from = self._mt_checkpoints.to_resume(resume_from_checkpoint, trial)
+            resume_from = self._mt_checkpoints.to_resume(resume_from_checkpoint)
             with prepared_for_training(self):
                 return TrainingRun(self, trial, resume_from).train()
 

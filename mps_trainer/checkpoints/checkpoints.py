@@ -314,34 +314,14 @@ class Checkpoints:
 
     # Loading
 
-    def to_resume(self, requested: str | bool | None, trial: Any = None) -> str | None:
+    def to_resume(self, requested: str | bool | None) -> str | None:
         """Returns the checkpoint that the run resumes, the same in all processes; None to start from the beginning.
 
         After a restart it is the newest that the run has saved; otherwise, or if there is none, the one `requested`.
         """
-        supervised = self._trainer._mt_supervised
-        if trial is not None:
-            self._run_id = None  # a search starts over, so no start resumes its checkpoints
-
-        def find() -> tuple[str | None, bool]:
-            own = None
-            if supervised is not None and supervised.is_restarted and trial is None:
-                found = folders.find_checkpoints(self._given)
-                saved = [each for each in found if manifest.entry(each, "run") == supervised.run_id]
-                own, _ = folders.last_saved(saved)
-                if own is None and supervised.announced is not None:
-                    logger.warning(
-                        "Training does not go on from %s, which is damaged, or gone, or in another folder than %s. To "
-                        "resume at a restart, give output_dir the same name at each start, without the time, and do "
-                        "not empty it.",
-                        supervised.announced, self._given,
-                    )  # fmt: skip
-            return own or folders.checkpoint_to_resume(requested, self._given), own is not None
-
-        folder, is_own = self._trainer._mt_processes.first_does(find)
-        if supervised is not None:
-            supervised.is_restarted = is_own  # else the run does what its first start did
-        return folder
+        supervised, processes = self._trainer._mt_supervised, self._trainer._mt_processes
+        own = None if supervised is None else supervised.checkpoint_to_resume(self._given, processes)
+        return own or processes.first_does(lambda: folders.checkpoint_to_resume(requested, self._given))
 
     def load_best(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from typing import Any
 
 import psutil
 
-from ..checkpoints import folders
+from ..checkpoints import folders, manifest
 from ..distributed.processes import Processes
 from ..errors import with_causes
 from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Supervision
 from .gpu_faults import is_gpu_fault, ran_out_of_memory
 from .memory_errors import out_of_memory
+
+logger = logging.getLogger(__name__)
 
 _LENGTH = 4096  # bytes; each step writes the note at the same place in the file
 
@@ -29,14 +32,15 @@ class SupervisedRun:
     """One call of `Trainer.train` under a supervisor: `mps-trainer --restarts`, or torchrun.
 
     Attributes:
-        run_id: stands in the manifests of its checkpoints, and is the same in each process that repeats the call.
+        run_id: stands in the manifests of its checkpoints, and is the same in each process that repeats the call. None
+            for a trial: a search starts over, so no start resumes its checkpoints.
         restarts: those that the record of the run shows.
         is_restarted: True if it goes on from its newest checkpoint.
         examples: most examples in a batch, None without a limit.
         announced: the checkpoint that the supervisor names before this start, if it has to be in this folder.
     """
 
-    def __init__(self, supervision: Supervision, folder: str, processes: Processes) -> None:
+    def __init__(self, supervision: Supervision, folder: str, processes: Processes, is_trial: bool = False) -> None:
         folder = os.path.abspath(folder)
         was_empty = not os.path.isdir(folder) or all(map(folders.is_left_over, os.listdir(folder)))
         self.announced: str | None = None
@@ -48,7 +52,7 @@ class SupervisedRun:
                 self.announced = last.checkpoint
         call = _calls[supervision.id, folder]
         _calls[supervision.id, folder] += 1
-        self.run_id = f"{_unique(supervision.id)}:{call}"
+        self.run_id = None if is_trial else f"{_unique(supervision.id)}:{call}"
         self.is_restarted, self.examples = bool(supervision.restarts), supervision.examples(folder)
         died = [(each, each.progress) for each in supervision.restarts]  # None: before any call began
         self.restarts = [each for each, at in died if at is None or (at.folder, at.call) == (folder, call)]
@@ -60,6 +64,30 @@ class SupervisedRun:
             self._file = FileIO(os.path.join(self._notes, PROGRESS), "w")
             self._progress = Progress(folder, call, was_empty=was_empty)
             self._write(self._file)
+
+    def checkpoint_to_resume(self, output_dir: str, processes: Processes) -> str | None:
+        """Returns the newest whole checkpoint that the run has saved before a restart, the same in all processes.
+
+        If it is None, `is_restarted` is False from here on: the run does what its first start did.
+        """
+
+        def find() -> str | None:
+            if not self.is_restarted or self.run_id is None:
+                return None
+            found = folders.find_checkpoints(output_dir)
+            newest, _ = folders.last_saved([each for each in found if manifest.entry(each, "run") == self.run_id])
+            if newest is None and self.announced is not None:
+                logger.warning(
+                    "Training does not go on from %s, which is damaged, or gone, or in another folder than %s. To "
+                    "resume at a restart, give output_dir the same name at each start, without the time, and do not "
+                    "empty it.",
+                    self.announced, output_dir,
+                )  # fmt: skip
+            return newest
+
+        newest: str | None = processes.first_does(find)
+        self.is_restarted = newest is not None
+        return newest
 
     def note(self, step: int, examples: int) -> None:
         """Notes the steps that are done, and the examples in a batch. It costs about 10 µs."""
@@ -84,10 +112,14 @@ class SupervisedRun:
 
 
 @contextlib.contextmanager
-def supervised(folder: str, processes: Processes) -> Iterator[SupervisedRun | None]:
-    """Yields the supervised run in `folder`, and notes its end; None without a supervisor."""
+def supervised(folder: str, processes: Processes, trial: Any = None) -> Iterator[SupervisedRun | None]:
+    """Yields the supervised run in `folder`, and notes its end; None without a supervisor.
+
+    Args:
+        trial: of a search for hyper-parameters, or None.
+    """
     supervision = Supervision.of(os.environ)
-    run = None if supervision is None else SupervisedRun(supervision, folder, processes)
+    run = None if supervision is None else SupervisedRun(supervision, folder, processes, trial is not None)
     try:
         yield run
     except BaseException as error:
