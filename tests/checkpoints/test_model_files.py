@@ -95,6 +95,7 @@ SPOILED = [
         "other than a model's w",
     ),
     (lambda folder: os.remove(os.path.join(folder, WEIGHTS)), "model.safetensors is missing"),
+    (lambda folder: (unpack(folder), os.truncate(os.path.join(folder, "scheduler.pt"), 60)), "scheduler.pt has 60"),
 ]
 
 

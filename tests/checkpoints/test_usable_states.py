@@ -144,10 +144,11 @@ def with_state(saved, **values):
     return {**saved, "state": {**saved["state"], 0: {**saved["state"][0], **values}}}
 
 
-def test_optimizer_takes_a_rate_of_0_or_a_tensor_switches_of_another_release_and_no_momentum_yet():
+def test_optimizer_takes_a_rate_of_0_or_a_tensor_switches_of_another_release_and_no_or_other_momenta():
     changed = with_setting(without(stepped(AdamW).state_dict(), "fused"), lr=0.0, eps=0.0, new=0.5)
     require_usable({**changed, "hooks": {}}, stepped(AdamW))
     require_usable(with_setting(changed, lr=torch.tensor(0.1)), stepped(AdamW))
+    require_usable(with_state(changed, exp_avg=torch.ones(3, 2).double()), stepped(AdamW))
     optimizer = stepped(OPTIMIZERS["momentum"])
     require_usable(with_state(optimizer.state_dict(), momentum_buffer=None), optimizer)
 

@@ -51,6 +51,13 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
     assert not any(isinstance(callback, recorder.Recorder) for callback in trainer.callback_handler.callbacks)
 
 
+def test_an_override_that_costs_speed_is_in_it(report_of):
+    kind = type("Own", (Trainer,), {"_get_grad_norm": lambda self, model, grad_norm=None: grad_norm})
+    events = report_of({"kind": kind})[1]["events"]
+    said = "clipping within the optimizer's step, because _get_grad_norm is overridden"
+    assert [event["text"] for event in events if event["kind"] == "off"] == [said]
+
+
 def test_a_log_that_a_callback_fails_on_is_in_it(make_trainer, tmp_path):
     def fail(logs, **_):
         if "eval_loss" in logs:
