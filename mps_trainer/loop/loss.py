@@ -314,9 +314,7 @@ class UpdateLoss:
         if self.model_uses_items is None:
             items = torch.as_tensor(num_items)
             if is_sharded(model):  # FSDP would move it to the device of the inputs, and so use it
-                items = items.to(
-                    next((each.device for each in inputs.values() if torch.is_tensor(each)), items.device)
-                )
+                items = items.to(next((each.device for each in inputs.values() if torch.is_tensor(each)), None))
             watched = _Watched.copy(items)
             outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
             self.model_uses_items = watched.was_used

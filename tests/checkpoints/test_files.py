@@ -100,6 +100,11 @@ class Allowed:
     pass
 
 
+def test_tensors_of_a_device_are_read_into_host_memory(tmp_path, mps):
+    torch.save({"a": torch.ones(2, device="mps")}, tmp_path / "a.pt")
+    assert read_tensors(str(tmp_path / "a.pt"))["a"].device.type == "cpu"
+
+
 def test_weights_in_a_file_have_its_number_format_and_are_mapped_anew_after_each_block(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_BLOCK", 16)
     save_file({"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.ones(1)}, tmp_path / "weights.safetensors")

@@ -193,6 +193,13 @@ def test_a_model_that_only_looks_at_the_items_does_not_use_them():
     assert loss.model_uses_items is False
 
 
+def test_a_sharded_model_gets_the_items_on_the_device_of_its_inputs(monkeypatch):
+    monkeypatch.setattr("mps_trainer.loop.loss.is_sharded", lambda model: True)
+    model = Takes(False)
+    loss_with().forward(model, {"x": torch.ones(4, device="meta")}, torch.tensor(8))
+    assert model.given[0].is_meta
+
+
 def test_a_batch_without_names_is_refused_in_one_line():
     assert refusal(loss_with().forward, Takes(False), [LOSS, LOSS], None, kind=TypeError) == (
         "A batch is a list, and Takes needs the names of its inputs. Let the data_collator return a dictionary, or "
@@ -469,13 +476,21 @@ def test_what_a_class_declares_comes_first(declared):
 
 
 @pytest.mark.parametrize(
-    ("average", "trains", "given", "expected"),
-    [(True, True, 8, 12), (False, True, 8, 6), (True, False, 8, 6), (True, True, None, 6)],
+    ("average", "trains", "given", "overrides", "expected"),
+    [
+        (True, True, 8, [], 12),
+        (False, True, 8, [], 6),
+        (True, False, 8, [], 6),  # an evaluation gives the items of this process, unless an override counts them
+        (True, False, 8, ["_get_num_items_in_batch"], 12),
+        (True, True, None, [], 6),
+    ],
 )
-def test_a_normalised_loss_is_a_sum_over_the_processes_whose_gradients_are_averaged(average, trains, given, expected):
-    loss = among(TWO, average)
+def test_a_normalised_loss_is_a_sum_over_the_processes_whose_gradients_are_averaged(
+    average, trains, given, overrides, expected
+):
+    loss = among(TWO, average, overrides)
     loss.model_uses_items = True
-    model = loss.trainer.model.train(trains)  # an evaluation gives the items of this process
+    model = loss.trainer.model.train(trains)
     assert loss.scaled(loss.loss_of(model, OUTPUTS, {}, None, given), given) == expected
 
 
@@ -490,7 +505,8 @@ def test_a_function_may_be_declared_to_return_the_mean_in_several_processes(decl
 def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(uses, settings):
     loss = loss_with("compute_loss", processes=TWO, **settings)
     items = loss.begin_batch(torch.tensor(8))
-    assert loss.scaled(OUTPUTS["loss"] * (torch.div(items, other=8) if uses else 1), 8) == 6
+    own = OUTPUTS["loss"] * (torch.div(items, other=8) if uses else 1)
+    assert loss.scaled(own, 8) is own
 
 
 def test_only_the_first_batch_of_a_silent_subclass_is_watched():
