@@ -119,10 +119,15 @@ def test_overrides_and_callbacks_get_batches_on_the_device_as_from_accelerate(mp
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize("name", ["_prepare_inputs", "_prepare_input"])
+@pytest.mark.parametrize("name", ["_prepare_inputs", "_prepare_input", "training_step"])
 def test_an_override_of_what_moves_batches_gets_them_on_the_device(mps, make_trainer, name):
+    def step(model, inputs, num_items_in_batch):
+        loss = model(**inputs)["loss"]
+        loss.backward()
+        return loss.detach()
+
     trainer = make_trainer(max_steps=1)
-    setattr(trainer, name, lambda data: data)
+    setattr(trainer, name, step if name == "training_step" else lambda data: data)
     trainer.train()
     trainer.evaluate()
 
