@@ -72,7 +72,7 @@ def make_dataloader(
     else:
         settings.update(sampler=sampler, drop_last=args.dataloader_drop_last)
     if isinstance(sampler, BucketBatchSampler):
-        settings["collate_fn"] = padding_collator(collator, sampler.buckets, processing_class)
+        settings["collate_fn"] = padding_collator(collator, sampler.buckets, processing_class, args.label_names)
     if is_training:
         settings["worker_init_fn"] = functools.partial(
             seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
@@ -94,12 +94,16 @@ def loading_settings(args: TrainingArguments) -> dict[str, Any]:
     }
 
 
-def padding_collator(collator: Callable, buckets: LengthBuckets, processing_class: Any) -> Callable:
+def padding_collator(
+    collator: Callable, buckets: LengthBuckets, processing_class: Any, label_names: list[str] | None
+) -> Callable:
     """Returns `collator` with batches padded to the lengths of `buckets`."""
     if isinstance(collator, RemoveColumnsCollator):  # it passes the examples to the collator that pads
-        collator.data_collator = padding_collator(collator.data_collator, buckets, processing_class)
+        collator.data_collator = padding_collator(collator.data_collator, buckets, processing_class, label_names)
         return collator
-    return collator if isinstance(collator, PadToBucket) else PadToBucket(collator, buckets, processing_class)
+    if isinstance(collator, PadToBucket):
+        return collator
+    return PadToBucket(collator, buckets, processing_class, label_names or ())
 
 
 def eval_dataset_named(given: Any, own: Any) -> tuple[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +26,20 @@ class PadToBucket:
         collator: a tokenizer, or a collator.
         buckets: the lengths.
         tokenizer: defines the padding for a collator that has none; default: zeros on the right.
+        label_names: further columns of labels. Those whose names end with "label" or "labels" are known.
     """
 
-    def __init__(self, collator: Callable | PreTrainedTokenizerBase, buckets: LengthBuckets, tokenizer: Any = None):
+    def __init__(
+        self,
+        collator: Callable | PreTrainedTokenizerBase,
+        buckets: LengthBuckets,
+        tokenizer: Any = None,
+        label_names: Iterable[str] = (),
+    ) -> None:
         if isinstance(collator, PreTrainedTokenizerBase):
             collator = DataCollatorWithPadding(collator)
         self.collator: Any = collator
-        self.buckets = buckets
+        self.buckets, self.label_names = buckets, tuple(label_names)
         own = getattr(collator, "tokenizer", None) or getattr(collator, "processing_class", None)
         self.tokenizer = tokenizer if own is None else own
 
@@ -77,4 +84,6 @@ class PadToBucket:
             return getattr(self.tokenizer, "pad_token_id", None) or 0
         if name == "token_type_ids":
             return getattr(self.tokenizer, "pad_token_type_id", 0)
-        return {"labels": IGNORED_LABEL, "special_tokens_mask": 1}.get(name, 0)
+        if name.endswith(("label", "labels")) or name in self.label_names:  # a head for each kind of label has its own
+            return IGNORED_LABEL
+        return int(name == "special_tokens_mask")

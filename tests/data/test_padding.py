@@ -117,6 +117,12 @@ def test_what_is_not_as_long_as_the_tokens_stays(tokenizer):
     assert (batch["input_ids"][:, 5:] == tokenizer.pad_token_id).all()
 
 
+@pytest.mark.parametrize("name", ["labels", "ner_labels", "shift_labels", "tags"])
+def test_labels_of_padding_are_ignored_under_each_name_of_labels(tokenizer, name):
+    batch = stacked({**TENSORS, name: TENSORS["input_ids"]})
+    assert PadToBucket(batch, BUCKETS, tokenizer, ["tags"])([])[name].tolist() == [[1] * 5 + [-100] * 3] * 2
+
+
 IDS = torch.ones(2, 9, dtype=torch.long)
 
 
