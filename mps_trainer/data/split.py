@@ -36,27 +36,34 @@ def examples_in(batch: Any) -> int:
 def split(batch: Any, most: int) -> list[Any]:
     """Splits `batch` into the fewest microbatches of at most `most` examples, of nearly equal size.
 
-    Tensors, arrays and lists with an entry for each example are sliced, as views; anything else goes into every
-    microbatch. Dictionaries, lists and tuples keep their type.
+    Tensors, arrays and lists with an entry for each example, such as the boxes of each image, are sliced, as views;
+    anything else goes into every microbatch. Dictionaries, lists and tuples keep their type.
 
     Raises:
         UnsplittableBatchError: if `batch` has more examples and cannot be cut.
     """
     size = examples_in(batch)
-    count = max(-(-size // most), 1)
+    if size <= most:
+        return [batch]
+    count = -(-size // most)
     shares = [evenly(range(size), number, count) for number in range(count)]
-    return [_slice(batch, share.start, share.stop, size) for share in shares]
+    return [_slice(batch, share.start, share.stop, size, is_batch=True) for share in shares]
 
 
-def _slice(data: Any, start: int, end: int, size: int) -> Any:
+def _slice(data: Any, start: int, end: int, size: int, is_batch: bool = False) -> Any:
     if isinstance(data, (torch.Tensor, np.ndarray)):
         return _slice_of_array(data, start, end, size)
     if isinstance(data, Mapping):
         return type(data)({key: _slice(value, start, end, size) for key, value in data.items()})  # type: ignore[call-arg]
     if not isinstance(data, (list, tuple)):
         return data
-    if len(data) == size and not any(array.shape[0] == size for array in _arrays(data, nested=True)):
-        return data[start:end]  # an entry for each example
+    if len(data) == size:
+        have_size = [array.shape[0] == size for array in _arrays(data, nested=True)]
+        is_list = isinstance(data, list) and not is_batch
+        if is_list and not isinstance(data[0], Mapping) and have_size and all(have_size):
+            raise UnsplittableBatchError(f"it has {size} examples and a list of {size} tensors of that length")
+        if is_list or not any(have_size):
+            return data[start:end]  # an entry for each example
     slices = [_slice(value, start, end, size) for value in data]
     return type(data)(*slices) if hasattr(data, "_fields") else type(data)(slices)
 

@@ -28,6 +28,7 @@ def test_parts_are_few_and_even_and_in_order(size, most, parts):
         assert torch.equal(torch.cat(cut), whole)
     assert examples_in({"x": torch.zeros(1, 5), "labels": torch.zeros(6)}) == 6
     assert examples_in({"x": torch.zeros(1, 5)}) == 1
+    assert len(split({"x": torch.zeros(1, 5), "view": [torch.zeros(1)]}, 1)) == 1
 
 
 def test_everything_with_an_entry_for_each_example_is_cut_and_the_rest_is_shared():
@@ -37,6 +38,8 @@ def test_everything_with_an_entry_for_each_example_is_cut_and_the_rest_is_shared
             "deep": {"pair": Pair(torch.arange(4), [torch.arange(8).view(4, 2)])},
             "text": ["a", "b", "c", "d"],
             "masks": [torch.ones(2, 3), torch.ones(5, 3), torch.ones(1, 3), torch.ones(7, 3)],
+            "boxes": [{"boxes": torch.ones(n, 4), "size": torch.ones(2)} for n in (4, 1, 3, 4)],
+            "classes": [torch.ones(4), torch.ones(1), torch.ones(3), torch.ones(4)],
             "array": np.arange(4.0),
             "shared": torch.zeros(1, 7),
             "scale": torch.tensor(2.0),
@@ -51,6 +54,7 @@ def test_everything_with_an_entry_for_each_example_is_cut_and_the_rest_is_shared
     assert second["deep"]["pair"].second[0].tolist() == [[4, 5], [6, 7]]
     assert first["text"] == ["a", "b"]
     assert [len(mask) for mask in second["masks"]] == [1, 7]
+    assert [len(each["boxes"]) for each in first["boxes"]] == [len(each) for each in first["classes"]] == [4, 1]
     assert second["array"].tolist() == [2.0, 3.0]
     assert first["shared"].shape == (1, 7)
     assert (first["scale"].item(), first["words"], first["flag"]) == (2.0, ["one", "two"], True)
@@ -61,6 +65,7 @@ def test_everything_with_an_entry_for_each_example_is_cut_and_the_rest_is_shared
     [
         {"x": torch.zeros(4, 2), "weights": torch.zeros(3)},  # patches of images, or weights of classes
         {"x": torch.zeros(4, 2), "deep": [torch.zeros(3)]},
+        {"x": torch.zeros(4, 2), "views or masks": [torch.zeros(4)] * 4},
         {"x": torch.zeros(4, 2).to_sparse()},
         {"x": 3},
         "text",
