@@ -94,9 +94,10 @@ def test_batches_weigh_by_their_items():
         ("XLMWithLMHeadModel", [5 / 3, 2.5]),  # its loss does not shift the labels
         ("T5ForConditionalGeneration", [5 / 3, 2.5]),
         ("BertForSequenceClassification", [5 / 3, 2.5]),
+        ("Wav2Vec2ForCTC", [1.5, 3.0]),  # the mean over examples
     ],
 )
-def test_batches_of_a_causal_language_model_weigh_by_the_labels_that_it_predicts(kind, expected):
+def test_batches_weigh_by_the_labels_or_examples_that_the_loss_of_the_model_averages(kind, expected):
     batches, model = [{"labels": LABELLED}, {"labels": torch.tensor([[1, 2]])}], tiny(kind)
     assert loss_with(model=model).divisors(batches) == expected
     is_causal = kind.endswith(("CausalLM", "LMHeadModel"))
