@@ -195,8 +195,8 @@ def test_a_model_that_only_looks_at_the_items_does_not_use_them():
 
 
 def test_a_sharded_model_gets_the_items_on_the_device_of_its_inputs(monkeypatch):
-    monkeypatch.setattr("mps_trainer.loop.loss.is_sharded", lambda model: True)
     model = Takes(False)
+    monkeypatch.setattr("mps_trainer.loop.loss.is_sharded", lambda each: each is model)
     loss_with().forward(model, {"x": torch.ones(4, device="meta")}, torch.tensor(8))
     assert model.given[0].is_meta
 
