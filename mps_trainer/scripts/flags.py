@@ -17,6 +17,8 @@ from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..utils.text import did_you_mean
 from .loading import errors_about
 
+_FILES = (".json", ".yaml", ".yml")
+
 
 class OneLineParser(HfArgumentParser):
     """Reports an error in one line, without the usage of a hundred flags before it. Flags are not abbreviated."""
@@ -39,25 +41,28 @@ class OneLineParser(HfArgumentParser):
         """
         self.set_defaults(**defaults)
         try:
-            if config := read_config(argv):
+            config = read_config(argv)
+            known = [each.name for kind in self.dataclass_types for each in dataclasses.fields(kind) if each.init]
+            unknown = [name for name in config if name not in known]
+            if not config:
+                known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+                unknown = self.parse_known_args(argv)[1]
+            for word in unknown:  # before the dataclasses, which miss the value of a misspelled flag
+                near = did_you_mean(word.partition("=")[0], known) if config or word.startswith("--") else ""
+                near = near or (" A file of arguments must be the only word." if word.endswith(_FILES) else "")
+                self.error(f"{word!r} is neither a flag nor a value of one.{near}")
+            if config:
                 return self.parse_dict({**defaults, **config})
-            *arguments, unknown = self.parse_args_into_dataclasses(
-                argv, return_remaining_strings=True, look_for_args_file=False
-            )
+            return self.parse_args_into_dataclasses(argv, look_for_args_file=False)
         except MisconfigurationException:
             raise
         except (ValueError, TypeError) as error:
             raise MisconfigurationException(str(error)) from error
-        if unknown:
-            word, flags = unknown[0], [flag for flag in self._option_string_actions if flag.startswith("--")]
-            near = did_you_mean(word.partition("=")[0], flags) if word.startswith("--") else ""
-            self.error(f"{word!r} is neither a flag nor a value of one.{near}")
-        return tuple(arguments)
 
 
 def read_config(argv: list[str]) -> dict[str, Any]:
     """Returns the arguments in the JSON or YAML file that is the only word of `argv`; nothing for other words."""
-    if len(argv) != 1 or not (path := argv[0]).lower().endswith((".json", ".yaml", ".yml")):
+    if len(argv) != 1 or not (path := argv[0]).lower().endswith(_FILES):
         return {}
     with errors_about("file of arguments", path, "Give a JSON object, or lines of YAML: `name: value`."):
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")

@@ -24,8 +24,14 @@ def test_a_file_of_arguments_stands_for_flags(tmp_path, name, text):
     assert OneLineParser((Settings,), prog="train.py").parse(words, size=2) == (Settings(3),)
     assert given(words) == {"size"}
     (tmp_path / name).write_text(text.replace("size", "sise"))
-    assert "sise" in refusal(OneLineParser((Settings,), prog="train.py").parse, words)
+    assert "'sise' is neither" in refusal(OneLineParser((Settings,), prog="train.py").parse, words)
 
 
 def test_what_was_given_goes_by_the_names_of_fields():
     assert given(["--max-steps=3", "--do_train", "value", "-x"]) == {"max_steps", "do_train"}
+
+
+@pytest.mark.parametrize(("word", "says"), [("--sise=3", "Did you mean --size?"), ("a.json", "must be the only word")])
+def test_an_unknown_word_is_named_before_the_value_that_is_missing(word, says):
+    parser = OneLineParser((Settings,), prog="train.py")
+    assert says in refusal(parser.parse, [word, "--size", "0"])
