@@ -10,6 +10,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, se
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
+from mps_trainer.scripts.loading import errors_about_model
 from mps_trainer.scripts.tables import load_splits
 
 
@@ -29,10 +30,11 @@ def main() -> None:
     image, labels = next(name for name in train.column_names if name in ("image", "img")), train.features[label].names
 
     set_seed(args.seed)  # before the model, whose new head has random weights
-    processor = AutoImageProcessor.from_pretrained(script.model_name_or_path)
-    model = AutoModelForImageClassification.from_pretrained(
-        script.model_name_or_path, num_labels=len(labels), ignore_mismatched_sizes=True
-    )
+    with errors_about_model(script.model_name_or_path):
+        processor = AutoImageProcessor.from_pretrained(script.model_name_or_path)
+        model = AutoModelForImageClassification.from_pretrained(
+            script.model_name_or_path, num_labels=len(labels), ignore_mismatched_sizes=True
+        )
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 

@@ -13,6 +13,7 @@ from trl import SFTConfig, SFTTrainer
 
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
+from mps_trainer.scripts.loading import errors_about_model
 from mps_trainer.scripts.tables import load_splits
 
 
@@ -36,10 +37,11 @@ def main() -> None:
     train, held = load_splits(script.dataset_name)
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
-    tokenizer = AutoTokenizer.from_pretrained(script.model_name_or_path)
-    model = AutoModelForCausalLM.from_pretrained(
-        script.model_name_or_path, dtype=dtype, quantization_config=bits if script.load_in_4bit else None
-    )
+    with errors_about_model(script.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(script.model_name_or_path)
+        model = AutoModelForCausalLM.from_pretrained(
+            script.model_name_or_path, dtype=dtype, quantization_config=bits if script.load_in_4bit else None
+        )
     set_seed(args.seed)  # the adapters begin with random weights
     lora = LoraConfig(r=script.lora_r, lora_alpha=2 * script.lora_r, target_modules="all-linear")
     trainer = SFTTrainer(model, args, None, train, held, processing_class=tokenizer, peft_config=lora)

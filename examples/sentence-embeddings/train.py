@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
+from mps_trainer.scripts.loading import errors_about_model
 from mps_trainer.scripts.tables import load_splits
 
 
@@ -33,7 +34,8 @@ def main() -> None:
     queries, answers = ({str(i): text for i, text in enumerate(held[name])} for name in held.column_names[:2])
     search = InformationRetrievalEvaluator(queries, answers, {i: {i} for i in queries}, write_csv=False)
 
-    model = SentenceTransformer(script.model_name_or_path, device=str(args.device))
+    with errors_about_model(script.model_name_or_path):
+        model = SentenceTransformer(script.model_name_or_path, device=str(args.device))
     loss = MultipleNegativesRankingLoss(model)
     trainer = SentenceTransformerTrainer(model, args, train, held, loss, evaluator=search)
     trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))

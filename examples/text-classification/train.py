@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
+from mps_trainer.scripts.loading import errors_about_model
 from mps_trainer.scripts.tables import classified, load_splits
 
 
@@ -31,10 +32,11 @@ def main() -> None:
         raise MisconfigurationException("The labels are scores, which run_glue.py can learn. Write classes as words.")
 
     set_seed(args.seed)  # before the model, whose new head has random weights
-    tokenizer = AutoTokenizer.from_pretrained(script.model_name_or_path)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        script.model_name_or_path, num_labels=len(labels), ignore_mismatched_sizes=True
-    )
+    with errors_about_model(script.model_name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(script.model_name_or_path)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            script.model_name_or_path, num_labels=len(labels), ignore_mismatched_sizes=True
+        )
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {name: i for i, name in enumerate(labels)}
 

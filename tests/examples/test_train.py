@@ -84,6 +84,8 @@ def test_a_head_for_other_labels_is_replaced_and_a_text_may_be_empty(train, text
         (["--dataset_name", "gone.csv"], "The dataset gone.csv cannot be loaded"),
         (["--dataset_nam", "data.csv"], "Did you mean --dataset_name?"),
         (["--dataset_name", "scores.csv"], "The labels are scores"),
+        (["--dataset_name", "data.csv", "--model_name_or_path", "./gone"], "./gone is not a folder"),
+        (["--dataset_name", "data.csv", "--model_name_or_path", "."], "The model . cannot be loaded"),
     ],
 )
 def test_wrong_input_is_one_line(train, texts, words, says):
