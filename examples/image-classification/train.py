@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import AutoImageProcessor, AutoModelForImageClassification, set_seed
 
-from mps_trainer import Trainer, TrainingArguments
+from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.loading import errors_about_model
@@ -26,8 +26,14 @@ def main() -> None:
     # A batch reads its images when it is needed, so the Trainer must keep their column.
     script, args = parser.parse(sys.argv[1:], remove_unused_columns=False, eval_strategy="epoch")
     train, held = load_splits(script.dataset_name)
-    label = next(name for name, feature in train.features.items() if hasattr(feature, "names"))
-    image, labels = next(name for name in train.column_names if name in ("image", "img")), train.features[label].names
+    label = next((name for name, feature in train.features.items() if hasattr(feature, "names")), None)
+    image = next((name for name in train.column_names if name in ("image", "img")), None)
+    if label is None or image is None:
+        raise MisconfigurationException(
+            f"{script.dataset_name} has no images with labels; its columns are {', '.join(train.column_names)}. Give "
+            "--dataset_name a folder with a folder of images for each label."
+        )
+    labels = train.features[label].names
 
     set_seed(args.seed)  # before the model, whose new head has random weights
     with errors_about_model(script.model_name_or_path):

@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
 from trl import SFTConfig, SFTTrainer
 
+from mps_trainer import MisconfigurationException
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.loading import errors_about_model
@@ -35,6 +36,12 @@ DEFAULTS |= {"train_sampling_strategy": "bucket_by_length", "save_steps": 50, "s
 def main() -> None:
     script, args = OneLineParser((Arguments, SFTConfig), description=__doc__).parse(sys.argv[1:], **DEFAULTS)
     train, held = load_splits(script.dataset_name)
+    known = {"messages", "conversations", "prompt", "input_ids", args.dataset_text_field}  # TRL reads these
+    if not known.intersection(train.column_names):
+        raise MisconfigurationException(
+            f"{script.dataset_name} has no column messages or {args.dataset_text_field}; its columns are "
+            f"{', '.join(train.column_names)}. Name the one with texts: --dataset_text_field NAME."
+        )
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     with errors_about_model(script.model_name_or_path):

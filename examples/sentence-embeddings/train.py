@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments as Traini
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
+from mps_trainer import MisconfigurationException
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.loading import errors_about_model
@@ -31,6 +32,8 @@ DEFAULTS = {"per_device_train_batch_size": 32, "batch_sampler": "no_duplicates",
 def main() -> None:
     script, args = OneLineParser((Arguments, TrainingArguments), description=__doc__).parse(sys.argv[1:], **DEFAULTS)
     train, held = load_splits(script.dataset_name)  # a question in the first column, its answer in the second
+    if len(held.column_names) < 2:
+        raise MisconfigurationException(f"{script.dataset_name} has one column, and two are needed: pairs of texts.")
     queries, answers = ({str(i): text for i, text in enumerate(held[name])} for name in held.column_names[:2])
     search = InformationRetrievalEvaluator(queries, answers, {i: {i} for i in queries}, write_csv=False)
 

@@ -110,3 +110,5 @@ def test_images_in_folders_are_learned(train, tmp_path):
     words = ("--dataset_name", "images", "--max_steps", "30", "--learning_rate", "1e-2")
     assert accuracy(train("image-classification", *words)) == 1.0
     assert '"0": "blue"' in (tmp_path / "out" / "config.json").read_text()
+    refused = train("image-classification", "--dataset_name", "images/red")
+    assert "images/red has no images with labels" in refused.stderr

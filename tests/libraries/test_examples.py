@@ -56,12 +56,20 @@ def test_language_model_learns_chats_and_resumes(tmp_path):
     assert (tmp_path / "out" / "checkpoint-62").is_dir()
 
 
-def test_wrong_chats_are_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("language-modeling", json.dumps({"messages": chats()[0]}) + '\n{"messages": [', ", line 2: this is no JSON"),
+        ("language-modeling", '{"words": "a b"}\n' * 4, " has no column messages or text; its columns are words."),
+        ("sentence-embeddings", '{"words": "a b"}\n' * 4, " has one column, and two are needed"),
+    ],
+)
+def test_wrong_data_is_refused_in_one_line(tmp_path, name, content, says):
     write_llama(str(tmp_path / "model"))
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chats()[0]}) + '\n{"messages": [')
-    done = train(tmp_path, "language-modeling", "--model_name_or_path", "model", "--dataset_name", "chats.jsonl")
+    (tmp_path / "rows.jsonl").write_text(content)
+    done = train(tmp_path, name, "--model_name_or_path", "model", "--dataset_name", "rows.jsonl")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("train.py: error: chats.jsonl, line 2: this is no JSON")
+    assert done.stderr.splitlines()[-1].startswith(f"train.py: error: rows.jsonl{says}")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
