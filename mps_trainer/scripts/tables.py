@@ -148,6 +148,9 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         name: rows.select_columns(list(texts)) if name not in labelled else rows for name, rows in splits.items()
     }
     if kinds["label"] in ("float32", "float64"):
+        for name, rows in labelled.items():
+            if getattr(rows.features["label"], "dtype", None) not in ("float32", "float64", "int64"):
+                raise MisconfigurationException(f"The training data has scores as labels, the {name} data has not.")
         return numbered, texts, []
     if classes := getattr(first.features["label"], "names", None):
         return numbered, texts, list(classes)
