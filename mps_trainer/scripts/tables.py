@@ -144,8 +144,10 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         for column in texts:
             if getattr(rows.features.get(column), "dtype", None) not in TEXT:
                 raise MisconfigurationException(f"The {name} data has no text in the column {column!r}.")
+    # without the others, as a model would take one with the name of an argument, such as position_ids
     numbered = {
-        name: rows.select_columns(list(texts)) if name not in labelled else rows for name, rows in splits.items()
+        name: rows.select_columns([*texts, "label"] if name in labelled else list(texts))
+        for name, rows in splits.items()
     }
     if kinds["label"] in ("float32", "float64"):
         for name, rows in labelled.items():
@@ -170,5 +172,5 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
                 f"The {name} data has the label {unknown[0]!r}, the training data has not."
             )
         column = [ids[value] for value in rows["label"]]
-        numbered[name] = rows.remove_columns("label").add_column("label", column, feature=kind)
+        numbered[name] = rows.select_columns(list(texts)).add_column("label", column, feature=kind)
     return numbered, texts, list(kind.names)

@@ -115,7 +115,7 @@ def test_splits_of_a_folder_stay_as_they_are(tmp_path, write, monkeypatch):
 
 
 def splits(test=None, **columns):
-    made = {name: datasets.Dataset.from_dict({"text": ["a"] * len(labels), "label": labels})
+    made = {name: datasets.Dataset.from_dict({"n": range(len(labels)), "text": ["a"] * len(labels), "label": labels})
             for name, labels in columns.items()}  # fmt: skip
     return made if test is None else {**made, "test": datasets.Dataset.from_dict(test)}
 
@@ -136,6 +136,7 @@ def test_labels_become_classes_or_stay_scores(labels, names, ids):
     assert numbered["train"]["label"][:] == ids
     assert numbered["validation"]["label"][:] == ids[:2]
     assert numbered["test"].column_names == ["text"]
+    assert numbered["train"].column_names == ["text", "label"]  # n could be the name of an argument of the model
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
