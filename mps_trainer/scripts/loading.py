@@ -124,8 +124,8 @@ def load_model(kind: Any, name: str, args: Any, replace_head: bool = False, **se
             "folder with files of one model."
         )
     if other and not replace_head:
-        raise MisconfigurationException(
-            f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to replace its "
-            "head."
-        )
+        instead = "Name the file that it was trained on with --train_file as well: its labels are the model's."
+        if args.do_train:
+            instead = "Add --ignore_mismatched_sizes to replace its head."
+        raise MisconfigurationException(f"The model {name} was trained for another number of labels. {instead}")
     return network

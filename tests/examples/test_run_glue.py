@@ -96,6 +96,9 @@ def test_saved_model_is_evaluated_in_its_order_of_labels(run_glue, out, tmp_path
         results.append(read(out / "eval_results.json"))
     assert results[0]["eval_loss"] == pytest.approx(trained["eval_loss"], abs=1e-5)
     assert sum(result["eval_accuracy"] for result in results) == pytest.approx(1)
+    (tmp_path / "rows.csv").write_text("text,label\na,x\nb,y\nc,z\n")
+    command = ("--validation_file", tmp_path / "rows.csv", "--do_eval", "--model_name_or_path", model)
+    assert "another number of labels. Name the file that it was trained on" in run_glue(*command)[2]
 
 
 def test_second_run_resumes_from_checkpoint(run_glue, out):
