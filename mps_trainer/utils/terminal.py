@@ -55,10 +55,13 @@ class LossyStream:
 
     def write(self, text: str) -> int:
         try:
-            return self.stream.write(text)
+            try:
+                self.stream.write(text)
+            except UnicodeEncodeError:  # a folder's name may have letters that the locale has not
+                self.stream.write(text.encode("ascii", "backslashreplace").decode())
         except (OSError, ValueError) as error:
             self._drop(error)
-            return len(text)
+        return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -75,7 +78,7 @@ class LossyStream:
             if error.errno not in _PASSING:
                 let_go(self.stream)
         elif not _is_closed(self.stream):
-            raise error  # text that has no encoding, for one
+            raise error
 
 
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EINTR)  # the next write may succeed
