@@ -56,7 +56,8 @@ def main() -> None:
     trainer.save_model()
     trainer.log_metrics("eval", trainer.evaluate())
     if script.merge:
-        whole = AutoModelForCausalLM.from_pretrained(script.model_name_or_path, dtype=dtype)  # not in 4 bits
+        # adapters cannot be merged into weights in 4 bits without a loss
+        whole = AutoModelForCausalLM.from_pretrained(script.model_name_or_path, dtype=dtype)
         PeftModel.from_pretrained(whole, args.output_dir).merge_and_unload().save_pretrained(
             f"{args.output_dir}/merged"
         )

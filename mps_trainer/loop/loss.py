@@ -239,7 +239,7 @@ class UpdateLoss:
     def items_of_each(self, batches: list[Any]) -> list[int | None]:
         """Returns the number of items in each of `batches`, None where it is unknown."""
         model = base_model(self.trainer.model)
-        if class_of(model).__name__.endswith("ForCTC"):  # its loss is the mean over examples, whatever their labels
+        if class_of(model).__name__.endswith("ForCTC"):  # its loss counts examples, not labels
             return [find_batch_size(batch) for batch in batches]
         # transformers gives a class whose name has no loss of its own, such as GPT2LMHeadModel, the causal one, but
         # counts all labels of it; `items` does so, too

@@ -41,23 +41,24 @@ class OneLineParser(HfArgumentParser):
         """
         self.set_defaults(**defaults)
         try:
-            config = read_config(argv)
-            known = [each.name for kind in self.dataclass_types for each in dataclasses.fields(kind) if each.init]
-            unknown = [name for name in config if name not in known]
-            if not config:
-                known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-                unknown = self.parse_known_args(argv)[1]
-            for word in unknown:  # before the dataclasses, which miss the value of a misspelled flag
-                near = did_you_mean(word.partition("=")[0], known) if config or word.startswith("--") else ""
-                near = near or (" A file of arguments must be the only word." if word.endswith(_FILES) else "")
-                self.error(f"{word!r} is neither a flag nor a value of one.{near}")
-            if config:
+            # unknown words come first: a dataclass would only say that it misses the value of a misspelled flag
+            if config := read_config(argv):
+                fields = [each.name for kind in self.dataclass_types for each in dataclasses.fields(kind) if each.init]
+                self._refuse_unknown([name for name in config if name not in fields], fields)
                 return self.parse_dict({**defaults, **config})
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            self._refuse_unknown(self.parse_known_args(argv)[1], flags)
             return self.parse_args_into_dataclasses(argv, look_for_args_file=False)
         except MisconfigurationException:
             raise
         except (ValueError, TypeError) as error:
             raise MisconfigurationException(str(error)) from error
+
+    def _refuse_unknown(self, words: list[str], known: list[str]) -> None:
+        if words:
+            near = did_you_mean(words[0].partition("=")[0], known)
+            near = near or (" A file of arguments must be the only word." if words[0].endswith(_FILES) else "")
+            self.error(f"{words[0]!r} is neither a flag nor a value of one.{near}")
 
 
 def read_config(argv: list[str]) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from typing import Any
 from ..errors import MisconfigurationException
 from ..utils.text import sentence
 
-MODEL_FILES = "config.json, tokenizer or processor, and weights"
-
 
 def require_folder_or_name(flag: str, name: str | None, contents: str) -> None:
     """Raises MisconfigurationException for a path that is no folder, without asking the hub.
@@ -68,10 +66,11 @@ def errors_about(what: str, name: str | None, instead: str) -> Iterator[None]:
 @contextlib.contextmanager
 def errors_about_model(name: str) -> Iterator[None]:
     """Turns errors of loading the model `name`, a folder or a name on the hub, into one line."""
-    require_folder_or_name("model_name_or_path", name, MODEL_FILES)
+    files = "config.json, tokenizer or processor, and weights"
+    require_folder_or_name("model_name_or_path", name, files)
     if not os.path.isdir(name):
         go_offline_if_unreachable()
-    instead = f"Give --model_name_or_path a folder with {MODEL_FILES}, or a name on a hub that can be reached."
+    instead = f"Give --model_name_or_path a folder with {files}, or a name on a hub that can be reached."
     with errors_about("model", name, instead):
         yield
 

@@ -144,7 +144,7 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         for column in texts:
             if getattr(rows.features.get(column), "dtype", None) not in TEXT:
                 raise MisconfigurationException(f"The {name} data has no text in the column {column!r}.")
-    # without the others, as a model would take one with the name of an argument, such as position_ids
+    # a model would take any other column that has the name of an argument, such as position_ids
     numbered = {
         name: rows.select_columns([*texts, "label"] if name in labelled else list(texts))
         for name, rows in splits.items()
@@ -152,7 +152,9 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     if kinds["label"] in ("float32", "float64"):
         for name, rows in labelled.items():
             if getattr(rows.features["label"], "dtype", None) not in ("float32", "float64", "int64"):
-                raise MisconfigurationException(f"The training data has scores as labels, the {name} data has not.")
+                raise MisconfigurationException(
+                    f"The labels of the training data are scores, those of the {name} data are not."
+                )
         return numbered, texts, []
     if classes := getattr(first.features["label"], "names", None):
         return numbered, texts, list(classes)
