@@ -19,6 +19,7 @@ from tests.distributed.scenarios import ALIKE
 from tests.distributed.test_training import EVALUATIONS
 
 pytest.importorskip("mlx.core", reason="MLX is not installed: the extra several-macs")
+pytestmark = pytest.mark.extra
 
 RUNS = [*ALIKE, "adapters_in_bfloat16"]
 NAMES = [*RUNS, *EVALUATIONS, "a_run_resumed_in_an_epoch", "checkpoints", "a_signal_in_a_step", "objects", "tensors"]

@@ -9,7 +9,7 @@ from tests import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _LABEL = re.compile(r"<!-- (\w+): ([\w-]+) -->")
-_FENCE = re.compile(r"```(\{?[\w-]*\}?)")
+_FENCE = re.compile(r"( *)```(\{?[\w-]*\}?)")  # indented in lists
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,15 @@ def blocks_of(page: Path) -> list[Block]:
     previous = ""
     for number, line in lines:
         if (fence := _FENCE.match(line)) is not None:
-            label = _LABEL.fullmatch(previous)
+            indent, language = fence.groups()
+            label = _LABEL.fullmatch(previous.strip())
             kind, name = label.groups() if label else ("", "")
             body = []
             for _, inside in lines:
-                if inside == "```":
+                if inside == f"{indent}```":
                     break
-                body.append(inside)
-            found.append(Block(str(page.relative_to(ROOT)), number, fence[1], kind, name, "\n".join(body)))
+                body.append(inside.removeprefix(indent))
+            found.append(Block(str(page.relative_to(ROOT)), number, language, kind, name, "\n".join(body)))
         previous = line
     return found
 

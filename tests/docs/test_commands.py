@@ -92,15 +92,6 @@ def test_shown_module_arguments_are_parsed():
             kill.parse(words)
 
 
-def test_ci_runs_tests_as_readme():
-    run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    readme = re.search(r"^\.venv/bin/python (-m pytest.*)", README, flags=re.MULTILINE)
-    ci = re.search(r'^phase tests "\$BIN/python" (.*)$', run, flags=re.MULTILINE)
-    assert readme is not None
-    assert ci is not None
-    assert ci[1] == readme[1]
-
-
 def test_named_paths_exist():
     for page in PAGES:
         named = re.findall(

@@ -1,4 +1,4 @@
-"""Each page is of one kind, short enough to read and not too wide; README states its status before any figure."""
+"""Each page is of one kind and not too wide; README states its status before any figure."""
 
 import re
 
@@ -7,9 +7,6 @@ import pytest
 from .pages import PAGES, ROOT, blocks_of
 
 KINDS = ("Tutorial", "How-to", "Reference", "Explanation", "Development")
-MOST_PAGES = 40
-MOST_WORDS = 28_000  # of all pages, code included, as `wc -w` counts
-WORDS = 1000  # of a page without its code: read in five minutes. In reference pages people look things up.
 # Characters of a line of code that fit beside the sidebar in a window that is 1300 pixels wide. Output (text) wraps,
 # see docs/_static/pages.css.
 WIDTH = 88
@@ -35,7 +32,6 @@ def kind_of(caption: str) -> str:
     return caption.partition(":")[0]
 
 
-REFERENCE = {name for caption, names in toctrees() if kind_of(caption) == "Reference" for name in names}
 BY_NAME = {page.stem: page for page in PAGES}
 
 
@@ -43,18 +39,6 @@ def test_pages_are_of_one_kind_each():
     assert {kind_of(caption) for caption, _ in toctrees()} == set(KINDS)
     listed = [name for _, names in toctrees() for name in names]
     assert sorted(listed) == sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.stem != "index")
-
-
-def test_documentation_is_short():
-    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
-    assert len(pages) <= MOST_PAGES
-    assert sum(len(page.split()) for page in pages) <= MOST_WORDS
-
-
-@pytest.mark.parametrize("name", sorted({*BY_NAME} - REFERENCE - {"README"}))
-def test_pages_are_short(name):
-    text = re.sub(r"^```.*?^```$", "", BY_NAME[name].read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert len(re.findall(r"\w[^\s|]*", text)) <= WORDS
 
 
 @pytest.mark.parametrize("name", sorted({*BY_NAME} - {*WIDER}))
@@ -89,8 +73,7 @@ def test_searched_words_are_in_a_heading(query):
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_readme_is_short_and_states_its_status_once_and_before_any_figure():
-    assert len(README.splitlines()) <= 80
+def test_readme_states_its_status_once_and_before_any_figure():
     status = "Alpha: tested on Linux CPUs and a simulated mps device, not yet on a Mac."
     assert README.count(status) == 1
     before = re.sub(r"`[^`]*`|\]\([^)]*\)", "", README.split(status)[0])

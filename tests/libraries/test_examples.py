@@ -16,6 +16,7 @@ from .tiny import chats, pairs, write_bert, write_llama
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.extra,
     pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}: pip install -e '.[libraries]'"),
 ]
 

@@ -25,6 +25,7 @@ OWN_FILES = ("loop_state.json", "manifest.json")  # checkpoints have them beside
 missing = [name for name in (*TRAINERS, "datasets", "peft") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.extra,
     pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}: pip install -e '.[libraries]'"),
 ]
 

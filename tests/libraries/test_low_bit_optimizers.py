@@ -22,6 +22,7 @@ from tests.tiny import tiny
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.extra,
     pytest.mark.skipif(
         importlib.util.find_spec("torchao") is None, reason="not installed: torchao: pip install -e '.[optimizers]'"
     ),

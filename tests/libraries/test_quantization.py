@@ -20,6 +20,7 @@ from tests.tiny import tiny
 missing = [name for name in ("bitsandbytes", "peft") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.extra,
     pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}: pip install -e '.[quantization]'"),
 ]
 
