@@ -63,29 +63,43 @@ def _reaching(device: str, asked: str | None) -> str:
     """Returns the requested backend, or the first that this torch has for the device."""
     import torch.distributed as dist
 
+    def has(name: str) -> bool:
+        # Each is True of backends that cannot be used: those not built into this torch, and those of other devices.
+        return device in dist.Backend.backend_capability.get(name, ()) and dist.is_backend_available(name)
+
     names = ACCELERATORS[device].backends if asked is None else (asked.lower(),)
-    if "mlx" in names:
-        from . import mlx  # noqa: F401  adds the backend
-    # A backend counts that torch was built with and that takes the device's tensors: either is said of others, too.
-    able = [
-        name
-        for name, devices in dist.Backend.backend_capability.items()
-        if device in devices and dist.is_backend_available(name)
-    ]
     for name in names:
-        if name in able:
+        if name == "mlx":
+            _add_mlx(device, asked, is_needed=len(names) == 1)
+        if has(name):
             return name
-    has = " and ".join(name for name in able if name in ACCELERATORS[device].backends) or "none"
     if asked is None:
         raise MisconfigurationException(
             f"Several processes cannot train on {device} with this torch, which has none of the backends "
             f"{', '.join(names)} of torch.distributed for it. Install a build of torch that has one, or start the "
             "script with plain python."
         )
+    usable = " and ".join(filter(has, ACCELERATORS[device].backends)) or "none"
     raise MisconfigurationException(
-        f"ddp_backend={asked!r} cannot be used on {device}: of torch.distributed's backends, this torch has {has} for "
-        "it. Take one of those, leave ddp_backend out, or import the package that adds the backend first."
+        f"ddp_backend={asked!r} cannot be used on {device}: of torch.distributed's backends, this torch has {usable} "
+        "for it. Take one of those, leave ddp_backend out, or import the package that adds the backend first."
     )
+
+
+def _add_mlx(device: str, asked: str | None, is_needed: bool) -> None:
+    """Adds MLX's backend to torch.distributed where MLX is installed. It is an optional package.
+
+    Raises MisconfigurationException if `is_needed` and MLX cannot be imported.
+    """
+    try:
+        from . import mlx  # noqa: F401
+    except ImportError as error:
+        if is_needed:
+            needs = f"Several processes on {device} need" if asked is None else f"ddp_backend={asked!r} needs"
+            raise MisconfigurationException(
+                f"{needs} MLX, which cannot be loaded: {sentence(error)} On each machine: python -m pip install -U "
+                "'mps_trainer[several-macs]'."
+            ) from error
 
 
 def leave() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from datetime import timedelta
 
@@ -11,9 +12,11 @@ import torch.distributed
 from mps_trainer import MachineFacts, TrainingArguments, distributed, resolve
 from mps_trainer.devices import DeviceRequest
 from tests.conftest import refusal
+from tests.devices.machines import MACHINES, under_torchrun
 from tests.distributed import differing
 
 PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
+MAC = under_torchrun(MACHINES["m3_macos_15"], 2)
 
 
 def test_the_main_process_does_its_block_first_and_releases_the_others_even_when_it_fails(told_by):
@@ -58,6 +61,15 @@ def built_with(monkeypatch):
     return lambda *names: monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name in names)
 
 
+@pytest.fixture
+def without_mlx(monkeypatch):
+    """MLX cannot be imported, whether or not this environment has it."""
+    for name in [each for each in sys.modules if each.startswith(("mlx.", "mps_trainer.distributed.mlx"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(distributed, "mlx", raising=False)
+    monkeypatch.setitem(sys.modules, "mlx", None)
+
+
 CUDA = replace(PC, cuda_built=True, cuda_count=2)
 ALL = ("gloo", "mpi", "nccl", "xccl")
 
@@ -91,6 +103,34 @@ def test_the_backend_is_the_devices_first_that_torch_has_unless_it_is_named(
 def test_a_backend_that_torch_has_not_is_refused_before_a_group_exists(joined, built_with, backend, built, said):
     built_with(*built)
     assert re.match(said, refusal(init, backend=backend))
+    assert joined == []
+
+
+@pytest.mark.parametrize(("built", "expected"), [(ALL, "gloo"), (["mpi"], "mpi")])
+def test_the_cpu_needs_no_mlx(joined, built_with, without_mlx, built, expected):
+    built_with(*built)
+    init()
+    assert [backend for backend, *_ in joined] == [expected]
+
+
+def test_without_mlx_a_torch_without_backends_names_them_all(joined, built_with, without_mlx):
+    built_with()
+    assert re.match(r"Several processes cannot train on cpu with this torch.*gloo, mpi, ccl, mlx", refusal(init))
+
+
+@pytest.mark.parametrize(
+    ("facts", "backend", "said"),
+    [
+        (replace(PC, mlx=True), "mlx", "ddp_backend='mlx' needs MLX, which cannot be loaded"),
+        (replace(MAC, mlx=True), None, "Several processes on mps need MLX, which cannot be loaded"),
+        (PC, "mlx", "The launcher started 2 processes, and ddp_backend='mlx' needs MLX, which is not installed"),
+        (MAC, None, "The launcher started 2 processes, and on mps they .* MLX, which is not installed"),
+    ],
+)
+def test_mlx_that_is_asked_for_and_cannot_be_imported_names_the_extra(joined, without_mlx, facts, backend, said):
+    assert re.match(
+        rf"{said}.* python -m pip install (-U )?'mps_trainer\[several-macs\]'", refusal(init, facts, backend)
+    )
     assert joined == []
 
 
