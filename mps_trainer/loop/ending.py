@@ -9,7 +9,7 @@ from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..errors import add_to_explanation, explain, explanation_of
 from ..guards.awake import awake
-from ..guards.gpu_faults import EXPLANATION, is_gpu_fault
+from ..guards.gpu_faults import explanation_of_mps_error
 from .surface import TrainerSurface
 
 
@@ -29,8 +29,8 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         if run is not None:
             if isinstance(error, RuntimeError):
                 run.batch_source.explain(error)
-            if is_gpu_fault(error):
-                explain(error, EXPLANATION)
+            if (explanation := explanation_of_mps_error(error)) is not None:
+                explain(error, explanation)
             run.batch_source.close()
         close_display(trainer.callback_handler.callbacks)
         if not isinstance(error, KeyboardInterrupt):  # an interrupt must not wait

@@ -27,6 +27,7 @@ from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
 from .patches.rotary import rotations_in_few_kernels
 from .patches.unread_tokens import unread_tokens_skipped
+from .patches.vector_weights import vector_weights_as_matrices
 from .precision import MixedPrecision
 
 
@@ -82,6 +83,7 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),
+        vector_weights_as_matrices(model, device.type == "mps"),
         attention_chunked(shortest_chunked(args, device)),
         told_of_large_products(model, device, apple_chip(), split=head),
         logits_deferred(head, device, apple_chip(), model_computes_loss, overrides),

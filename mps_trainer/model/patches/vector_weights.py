@@ -1,0 +1,35 @@
+"""Gives the linear layers of D-FINE and DEIMv2 that have a weight of one dimension a second one during a run on mps.
+
+mps has no gradients of such a layer (pytorch issue 189565): these two models could not be trained there at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+# Both reshape what the layer returns, so that the size of 1 that the matrix adds is gone again.
+_CLASSES = {
+    "transformers.models.d_fine.modeling_d_fine": "DFineIntegral",
+    "transformers.models.deimv2.modeling_deimv2": "Deimv2Integral",
+}
+
+
+@contextlib.contextmanager
+def vector_weights_as_matrices(model: nn.Module, applies: bool) -> Iterator[None]:
+    """Passes the weight of one dimension as a matrix of one row inside, if `applies`."""
+    classes = [getattr(sys.modules.get(name), kind, None) for name, kind in _CLASSES.items()]
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules() if applies else ():
+            if type(module) in classes:
+                hooks.callback(module.register_forward_pre_hook(_weight_as_matrix).remove)
+        yield
+
+
+def _weight_as_matrix(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(arg.unsqueeze(0) if isinstance(arg, torch.Tensor) and arg.dim() == 1 else arg for arg in args)
