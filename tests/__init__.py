@@ -19,3 +19,18 @@ def run_python(*words: object, cwd: Path | None = None, **variables: str) -> sub
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=HUNG_AFTER)
+
+
+def run_with_two_workers(start_method: str, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script to its end with two worker processes, started as by default here or, with "spawn", on a Mac."""
+    spawned, variables = cwd / "spawned", {}
+    if start_method == "spawn":
+        variables = {
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "spawn"), str(ROOT)]),
+            "SPAWNED": str(spawned),
+        }
+    spawned.write_text("")
+    done = run_python(*words, "--dataloader_num_workers", 2, cwd=cwd, **variables)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (len(spawned.read_text().splitlines()) >= 2) == (start_method == "spawn")
+    return done

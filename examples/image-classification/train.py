@@ -3,6 +3,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from transformers import AutoImageProcessor, AutoModelForImageClassification, set_seed
@@ -20,6 +21,27 @@ class Arguments:
     dataset_name: str = "AI-Lab-Makerere/beans"  # on the hub, or a folder with a folder of images for each label
 
 
+# Worker processes import this function by its name, so it is not inside another one.
+def to_pixels(rows, processor, image, label):
+    images = [picture.convert("RGB") for picture in rows[image]]
+    return {"pixel_values": processor(images, return_tensors="pt")["pixel_values"], "labels": rows[label]}
+
+
+def accuracy(output):
+    return {"accuracy": np.mean(output.predictions.argmax(-1) == output.label_ids)}
+
+
+def load_pretrained(name, labels):
+    with errors_about_model(name):
+        processor = AutoImageProcessor.from_pretrained(name)
+        model = AutoModelForImageClassification.from_pretrained(
+            name, num_labels=len(labels), ignore_mismatched_sizes=True
+        )
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {name: i for i, name in enumerate(labels)}
+    return model, processor
+
+
 @one_line_errors("train.py")
 def main() -> None:
     parser = OneLineParser((Arguments, TrainingArguments), description=__doc__)
@@ -33,28 +55,17 @@ def main() -> None:
             f"{script.dataset_name} has no images with labels; its columns are {', '.join(train.column_names)}. Give "
             "--dataset_name a folder with a folder of images for each label."
         )
-    labels = train.features[label].names
 
     set_seed(args.seed)  # before the model, whose new head has random weights
-    with errors_about_model(script.model_name_or_path):
-        processor = AutoImageProcessor.from_pretrained(script.model_name_or_path)
-        model = AutoModelForImageClassification.from_pretrained(
-            script.model_name_or_path, num_labels=len(labels), ignore_mismatched_sizes=True
-        )
-    model.config.id2label = dict(enumerate(labels))
-    model.config.label2id = {name: i for i, name in enumerate(labels)}
-
-    def prepare(rows):
-        images = [picture.convert("RGB") for picture in rows[image]]
-        return {"pixel_values": processor(images, return_tensors="pt")["pixel_values"], "labels": rows[label]}
-
+    model, processor = load_pretrained(script.model_name_or_path, train.features[label].names)
+    transform = partial(to_pixels, processor=processor, image=image, label=label)
     trainer = Trainer(
         model,
         args,
-        train_dataset=train.with_transform(prepare),
-        eval_dataset=held.with_transform(prepare),
+        train_dataset=train.with_transform(transform),
+        eval_dataset=held.with_transform(transform),
         processing_class=processor,
-        compute_metrics=lambda output: {"accuracy": np.mean(output.predictions.argmax(-1) == output.label_ids)},
+        compute_metrics=accuracy,
     )
     trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))
     trainer.save_model()

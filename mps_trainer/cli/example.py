@@ -34,7 +34,9 @@ EXAMPLES = {
         "run_glue.py --task_name mrpc --embedded --output_dir mrpc",
         ("datasets", "evaluate", "sklearn", "scipy"),
     ),
-    "image-classification": Example("images in folders: train.py", "train.py --output_dir beans", ("datasets", "PIL")),
+    "image-classification": Example(
+        "images: train.py, or cv_example.py as in Accelerate", "train.py --output_dir beans", ("datasets", "PIL")
+    ),
     "language-modeling": Example(
         "chats, by LoRA and TRL: train.py",
         "train.py --dataset_name chats.jsonl --output_dir chats",

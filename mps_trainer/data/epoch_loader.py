@@ -28,7 +28,7 @@ from ..checkpoints.rng import rng_state
 from ..errors import MisconfigurationException
 from ..guards.signals import block_signals_during_worker_start
 from .buckets import BucketBatchSampler, buckets_of
-from .faults import explain_loading, explain_starting
+from .faults import explain_loading, explain_starting, no_advice_to_fork
 from .order import (
     DistributedBatchSampler,
     SeededSampler,
@@ -90,7 +90,8 @@ class EpochLoader(DataLoader):
                 self.generator = torch.Generator(torch.get_default_device())
         context: Any = self.multiprocessing_context or multiprocessing
         spawns = self.num_workers > 0 and context.get_start_method() != "fork"
-        with block_signals_during_worker_start(self.num_workers > 0, spawns):
+        torchs_advice = no_advice_to_fork() if spawns else contextlib.nullcontext()
+        with block_signals_during_worker_start(self.num_workers > 0, spawns), torchs_advice:
             try:
                 return super().__iter__()
             except Exception as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 import re
 import signal
 import sys
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -19,6 +21,8 @@ from ..errors import MisconfigurationException, explain
 _MOST_TRIED = 256  # rows in a batch, up to which each is tried by itself
 _MOST_NAMED = 32  # rows that a message names
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+# how pickle names what is defined inside a function, in the words of each Python from 3.10 on
+_LOCAL = re.compile(r"(?:(?P<outer>\w+)\.<locals>\.)?(?P<name><lambda>|(?<=<locals>\.)\w+\b)(?!\.<locals>)")
 _CAUSES = {
     "SIGKILL": "the system ends processes this way when memory runs out",
     "SIGBUS": "shared memory was too small for the batches",
@@ -94,13 +98,25 @@ def explain_starting(error: Exception, loader: Any) -> None:
     if (text := _why_files_ran_out(error, loader)) is not None:
         explain(error, text)
     elif isinstance(error, pickle.PicklingError) or re.search(r"pickle|local object", str(error)):
+        fault = "an object that the dataset or the collator holds cannot be sent to them"
+        remedy = "make it in the worker, as in __getitem__"
+        if (local := _LOCAL.search(str(error))) is not None:
+            name = "a lambda" if local["name"] == "<lambda>" else local["name"]
+            fault = f"cannot import {name}" + (f" inside {local['outer']}" if local["outer"] else "")
+            remedy = "define it at the top of a module, with functools.partial for the values that it needs"
         explain(
             error,
-            "The processes that load data are spawned, and the dataset or the collator cannot be sent to them. What "
-            "to do: define functions and classes that they use at the top of a module, not inside functions, as a "
-            "lambda or in a notebook; or dataloader_num_workers=0. dataloader_multiprocessing_context='fork' sends "
-            "nothing, and may abort on a Mac.",
+            f"The processes that load data are spawned, as on every Mac, and {fault}. What to do: {remedy}; or "
+            "dataloader_num_workers=0.",
         )
+
+
+@contextlib.contextmanager
+def no_advice_to_fork() -> Iterator[None]:
+    """Silences torch's warning about what cannot be pickled: forked processes may abort on a Mac."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Got pickle error when attempting to start a worker")
+        yield
 
 
 def explain_worker(error: Exception, batches: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -208,16 +209,54 @@ def test_a_worker_that_misses_what_a_cell_defines_is_explained(monkeypatch, in_n
     assert ("a notebook's function or class" in text) == in_notebook
 
 
-def test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained(make_trainer, monkeypatch):
-    trainer = make_trainer(trainer={"data_collator": lambda rows: rows}, dataloader_num_workers=1)
-    loader = trainer.get_train_dataloader()
-    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", lambda loader: pickle.dumps(loader.collate_fn))
-    with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
-        next(iter(loader))
-    assert "the dataset or the collator cannot be sent to them" in explanation_of(caught.value)
-    other = RuntimeError("no such file")
-    explain_starting(other, loader)
-    assert explanation_of(other) is None
+def test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained(make_trainer):
+    trainer = make_trainer(
+        {"data_collator": lambda rows: rows}, dataloader_num_workers=1, dataloader_multiprocessing_context="spawn"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's own advice is to fork, which may abort on a Mac
+        with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
+            trainer.train()
+    assert explanation_of(caught.value) == LOCAL.format(
+        "a lambda inside test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained"
+    )
+
+
+LOCAL = (
+    "The processes that load data are spawned, as on every Mac, and cannot import {}. What to do: define it at the "
+    "top of a module, with functools.partial for the values that it needs; or dataloader_num_workers=0."
+)
+HELD = (
+    "The processes that load data are spawned, as on every Mac, and an object that the dataset or the collator holds "
+    "cannot be sent to them. What to do: make it in the worker, as in __getitem__; or dataloader_num_workers=0."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "explanation"),
+    [
+        (AttributeError("Can't pickle local object 'main.<locals>.collate'"), LOCAL.format("collate inside main")),
+        (AttributeError("Can't get local object 'main.<locals>.collate'"), LOCAL.format("collate inside main")),
+        (
+            pickle.PicklingError("Can't pickle local object <function A.f.<locals>.g.<locals>.h at 0x7f1c>"),
+            LOCAL.format("h inside g"),
+        ),
+        (
+            pickle.PicklingError("Can't pickle <class '__main__.make.<locals>.Rows'>: it's not found as ..."),
+            LOCAL.format("Rows inside make"),
+        ),
+        (
+            pickle.PicklingError("Can't pickle <function <lambda> at 0x7f1c>: attribute lookup <lambda> on t failed"),
+            LOCAL.format("a lambda"),
+        ),
+        (TypeError("cannot pickle 'generator' object"), HELD),
+        (RuntimeError("no such file"), None),
+    ],
+    ids=str,
+)
+def test_object_that_cannot_be_sent_to_a_worker_is_named(error, explanation):
+    explain_starting(error, SimpleNamespace(num_workers=2))
+    assert explanation_of(error) == explanation
 
 
 @pytest.mark.parametrize("free", [2, 14])

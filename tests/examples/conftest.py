@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from transformers import AutoTokenizer, ViTImageProcessorPil
 
 from tests import ROOT
+from tests.tiny import tiny
 
 EXAMPLE = ROOT / "examples" / "text-classification"
 EMBEDDED = EXAMPLE / "embedded"
@@ -37,6 +40,27 @@ def run_glue(out, capfd, monkeypatch):
         return status, captured.out, captured.err
 
     return run
+
+
+def write_bert(folder: Path, **sizes: int) -> None:
+    """Writes a tiny BERT and the embedded tokenizer."""
+    AutoTokenizer.from_pretrained(EMBEDDED).save_pretrained(folder)
+    tiny("BertForSequenceClassification", vocab_size=296, **sizes).save_pretrained(folder)
+
+
+def write_vit(folder: Path) -> None:
+    """Writes a tiny model of images of 32 pixels, with a head for five labels that is to be replaced."""
+    tiny("ViTForImageClassification", image_size=32, patch_size=8, num_labels=5).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+
+
+def write_images(folder: Path, name: str, count: int = 20) -> None:
+    """Writes red beagles and blue pugs; `name` is a pattern such as "{label}/{i}.png"."""
+    for label, colour in (("beagle", (200, 20, 20)), ("pug", (20, 20, 200))):
+        for i in range(count):
+            path = folder / name.format(label=label, i=i)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), tuple(each + i for each in colour)).save(path)
 
 
 def read(path: Path) -> dict[str, object]:

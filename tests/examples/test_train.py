@@ -9,13 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from PIL import Image
-from transformers import AutoTokenizer, ViTImageProcessor
 
 from tests import ROOT, run_python
 from tests.tiny import tiny
 
-from .conftest import EMBEDDED
+from .conftest import write_bert, write_images, write_vit
 
 pytestmark = pytest.mark.integration  # whole scripts
 
@@ -50,9 +48,7 @@ def accuracy(done):
 @pytest.fixture
 def texts(tmp_path):
     """Writes a tiny BERT, and a table in which one word decides the label."""
-    AutoTokenizer.from_pretrained(EMBEDDED).save_pretrained(tmp_path / "model")
-    model = tiny("BertForSequenceClassification", vocab_size=296, max_position_embeddings=128)
-    model.save_pretrained(tmp_path / "model")
+    write_bert(tmp_path / "model", max_position_embeddings=128)
     rows = [
         f"the {thing} is here,{label}" for thing, label in (("boat", "water"), ("house", "land")) for _ in range(40)
     ]
@@ -99,16 +95,10 @@ def test_wrong_input_is_one_line(train, texts, words, says):
 
 
 def test_images_in_folders_are_learned(train, tmp_path):
-    for name, colour in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for i in range(20):
-            shade = tuple(each + i for each in colour)
-            Image.new("RGB", (40, 40), shade).save(tmp_path / "images" / name / f"{i}.png")
-    model = tiny("ViTForImageClassification", image_size=32, patch_size=8, num_labels=5)  # a head to be replaced
-    model.save_pretrained(tmp_path / "model")
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "model")
+    write_images(tmp_path / "images", "{label}/{i}.png")
+    write_vit(tmp_path / "model")
     words = ("--dataset_name", "images", "--max_steps", "30", "--learning_rate", "1e-2")
     assert accuracy(train("image-classification", *words)) == 1.0
-    assert '"0": "blue"' in (tmp_path / "out" / "config.json").read_text()
-    refused = train("image-classification", "--dataset_name", "images/red")
-    assert "images/red has no images with labels" in refused.stderr
+    assert '"0": "beagle"' in (tmp_path / "out" / "config.json").read_text()
+    refused = train("image-classification", "--dataset_name", "images/pug")
+    assert "images/pug has no images with labels" in refused.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests import ROOT, run_python
+from tests import ROOT, run_python, run_with_two_workers
 
 from .test_libraries import missing
 from .tiny import chats, pairs, write_bert, write_llama
@@ -83,3 +83,18 @@ def test_embeddings_find_the_answers(tmp_path):
     done = train(tmp_path, "sentence-embeddings", *words, "--max_steps", "40", "--per_device_train_batch_size", "8")
     assert metric(done, "eval_cosine_accuracy@1") == 1.0
     assert (tmp_path / "out" / "modules.json").exists()
+
+
+@pytest.mark.parametrize("start_method", ["default", "spawn"])
+@pytest.mark.parametrize("name", ["language-modeling", "sentence-embeddings"])
+def test_example_trains_with_two_workers(tmp_path, name, start_method):
+    """Workers are spawned on a Mac. tests/examples has the examples that need fewer packages."""
+    write_llama(str(tmp_path / "llama"))
+    write_bert(str(tmp_path / "bert"))
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for chat in chats()))
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs())))
+    model, rows = ("llama", "chats.jsonl") if name == "language-modeling" else ("bert", "pairs.jsonl")
+    words = ["--model_name_or_path", model, "--dataset_name", rows, "--max_steps", "2", "--use_cpu"]
+    words += ["--output_dir", "out", *(["--bf16", "False"] if model == "llama" else [])]
+    done = run_with_two_workers(start_method, ROOT / "examples" / name / "train.py", *words, cwd=tmp_path)
+    assert "eval_loss" in done.stdout
