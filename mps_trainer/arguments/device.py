@@ -8,7 +8,7 @@ from typing import Any
 from ..devices.accelerators import ACCELERATORS
 from .accelerator_config import accelerator_config
 from .fields import NotSupported, option
-from .readers import read_any, read_device_request
+from .readers import read_accelerator, read_any, read_device_request
 
 
 @dataclass
@@ -65,6 +65,7 @@ class DeviceArguments:
         "Device to train on. A named device that cannot run is an error.",
         choices=["auto", *ACCELERATORS, "gpu"],
         kw_only=True,
+        read=read_accelerator,
     )
     devices: str = option("auto", "Number of devices, or auto. mps has one.", kw_only=True, read=read_device_request)
     memory_guard: bool = option(

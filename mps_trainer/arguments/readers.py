@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Any
 
-from ..devices.accelerators.base import read_devices
+from ..devices.accelerators.base import Accelerator, read_devices
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..utils.text import did_you_mean, shown
@@ -167,6 +167,11 @@ def read_module_names(name: str, value: Any) -> str | list[str]:
 def read_device_request(name: str, value: Any) -> Any:
     read_devices(value)
     return list(value) if isinstance(value, tuple) else value  # JSON has lists
+
+
+def read_accelerator(name: str, value: Any) -> Any:
+    """Returns the name of a device. Lightning's `accelerator` takes an object as well."""
+    return value.name() if isinstance(value, Accelerator) else read_text_value(name, value)
 
 
 def read_path(name: str, value: Any) -> str:
