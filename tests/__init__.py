@@ -22,7 +22,7 @@ def run_python(*words: object, cwd: Path | None = None, **variables: str) -> sub
 
 
 def run_with_two_workers(start_method: str, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a script to its end with two worker processes, started as by default here or, with "spawn", on a Mac."""
+    """Runs a script with two worker processes, started by the default method, or with "spawn" as on a Mac."""
     spawned, variables = cwd / "spawned", {}
     if start_method == "spawn":
         variables = {

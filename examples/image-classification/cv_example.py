@@ -49,9 +49,10 @@ def parse(argv):
             parser.error(f"--mixed_precision {script.mixed_precision} contradicts --{args.mixed_precision}: give one")
         args.mixed_precision = script.mixed_precision
     if steps := script.checkpointing_steps:
-        if steps != "epoch" and not (steps.isdecimal() and int(steps) > 0):
-            parser.error(f"--checkpointing_steps {steps} is neither a number of steps nor epoch")
-        args.set_save("epoch") if steps == "epoch" else args.set_save("steps", int(steps))
+        if not re.fullmatch(r"epoch|[1-9]\d{0,8}", steps):
+            parser.error(f"--checkpointing_steps {steps[:20]} is neither a number of steps nor epoch")
+        args.save_strategy = "epoch" if steps == "epoch" else "steps"
+        args.save_steps = args.save_steps if steps == "epoch" else int(steps)
     if script.with_tracking:
         if not get_available_reporting_integrations():
             parser.error("--with_tracking needs a tracker, and none is installed: install tensorboard")

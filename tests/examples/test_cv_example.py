@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from .conftest import EXAMPLE, write_images, write_vit
 
@@ -83,9 +84,10 @@ def test_folder_without_classes_is_refused_in_one_line(run, tmp_path, files, say
         (["--fp16", "--mixed_precision", "bf16"], "--mixed_precision bf16 contradicts --fp16: give one."),
         (["--checkpointing_steps", "often"], "--checkpointing_steps often is neither a number of steps nor epoch."),
         (["--checkpointing_steps", "0"], "--checkpointing_steps 0 is neither"),
+        (["--checkpointing_steps", "9" * 5000], "--checkpointing_steps 99999999999999999999 is neither"),
         (["--model_name_or_path", "./gone"], "./gone is not a folder."),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_wrong_flag_is_refused_in_one_line(run, words, says):
     assert says in refused(run, *words)
@@ -114,12 +116,13 @@ def test_precision_is_of_the_flag_then_of_the_launcher(cv_example, monkeypatch, 
 
 
 def test_flags_of_accelerate_become_arguments_of_the_trainer(cv_example):
-    words = "--cpu --seed 7 --output_dir out --resume_from_checkpoint out/checkpoint-1 --checkpointing_steps"
+    words = "--cpu --seed 7 --save_total_limit 2 --output_dir out --resume_from_checkpoint out/checkpoint-1"
+    words += " --checkpointing_steps"
     _, args = cv_example.parse(["--data_dir", "images", *words.split(), "epoch"])
     assert (args.use_cpu, args.seed, args.output_dir) == (True, 7, "out")
     assert (args.save_strategy, args.resume_from_checkpoint) == ("epoch", "out/checkpoint-1")
     _, args = cv_example.parse(["--data_dir", "images", *words.split(), "20"])
-    assert (args.save_strategy, args.save_steps) == ("steps", 20)
+    assert (args.save_strategy, args.save_steps, args.save_total_limit) == ("steps", 20, 2)
 
 
 def test_a_fifth_of_the_images_is_held_back(cv_example, tmp_path):
@@ -157,8 +160,6 @@ def test_tracking_writes_to_the_project_dir_and_a_second_run_is_as_the_first(run
 def test_only_the_head_of_a_pretrained_model_trains(run, tmp_path):
     write_vit(tmp_path / "vit")
     assert run(*SMALL, "--max_steps", "1", "--model_name_or_path", "vit")[0] == 0
-    from safetensors.torch import load_file
-
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("vit", "out"))
     assert {name for name in after if not torch.equal(before[name], after[name])} == {
         "classifier.weight", "classifier.bias"

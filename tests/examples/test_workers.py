@@ -1,4 +1,4 @@
-"""Every example loads its data in worker processes: forked or by forkserver as on Linux, and spawned as on a Mac.
+"""Every example loads its data in worker processes, started by the default method, and spawned as on a Mac.
 
 tests/libraries has the examples that need TRL and sentence-transformers.
 """
