@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{NAME}: {str(interrupt) or 'interrupted.'}", file=sys.stderr)
         return INTERRUPTED
     except ImportError as error:
-        return refuse(NAME, error, FAILED, f"{sentence(error)} {how_to_install()}")
+        return refuse(NAME, error, FAILED, f"{sentence(error)} {how_to_install(error.name)}")
     except Exception as error:
         hint = "" if wants_traceback() else f" Set {TRACEBACK}=1 to see the traceback."
         return refuse(NAME, error, FAILED, f"{type(error).__name__}: {sentence(error)}{hint}")
