@@ -10,6 +10,7 @@ import pytest
 
 from mps_trainer import cli
 from mps_trainer.errors import MissingPackageError
+from mps_trainer.scripts.loading import errors_about
 from mps_trainer.utils.installation import EXTRAS, how_to_install
 from tests import ROOT, run_python
 from tests.absent.without import COMMANDS, SCRIPT
@@ -110,6 +111,20 @@ def test_tensorboard_that_is_absent_is_named_with_its_command(absent, make_train
     text = refusal(make_trainer, report_to="tensorboard")
     assert text.endswith(
         "TensorBoard is not installed. Run: python -m pip install tensorboard, or leave report_to out."
+    )
+
+
+def test_images_that_cannot_be_decoded_name_the_extra_of_pillow():
+    def load():
+        with errors_about("dataset", "pictures", "Give a file."):
+            try:
+                raise ImportError("To support decoding images, please install 'Pillow'.")
+            except ImportError as error:
+                raise RuntimeError("An error occurred while generating the dataset") from error
+
+    assert refusal(load) == (
+        "The dataset pictures cannot be loaded: To support decoding images, please install 'Pillow'. "
+        "Run: python -m pip install 'mps_trainer[examples]'"
     )
 
 
