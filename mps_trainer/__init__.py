@@ -6,7 +6,17 @@ Public names are loaded on first use, so `import mps_trainer` loads neither torc
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 10):  # noqa: UP036  # in a clone, where pip has checked nothing: macOS has 3.9
+    _line = (
+        f"mps_trainer needs Python 3.10 or later, and {sys.executable} is {sys.version.split()[0]}. Install a newer "
+        "one, from python.org or with `brew install python@3.12`, and make a virtual environment with it: "
+        "python3.12 -m venv .venv. docs/install.md has the next steps."
+    )
+    # `python -m mps_trainer` imports this file first: no traceback there
+    raise SystemExit(_line) if sys.argv[:1] == ["-m"] else ImportError(_line)
 
 # Imported now and not on first use: it has to be there when torch is loaded, to see how the fallback switch stood.
 from .devices import probes as _probes  # noqa: F401

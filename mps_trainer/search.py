@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_utils import HPSearchBackend, number_of_arguments
 
 from .errors import SearchUnavailableError
+from .utils.installation import how_to_install
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +37,11 @@ def available_backend(name: Any = None) -> tuple[Any, Any]:
         backend = ALL_HYPERPARAMETER_SEARCH_BACKENDS[chosen]()
         backend.ensure_available()
     except RuntimeError as error:
-        raise SearchUnavailableError(" ".join(str(error).split())) from error
+        why = " ".join(str(error).split())
+        if name in (None, "optuna"):
+            missing = "Optuna is not" if name else "no back end, such as Optuna, is"
+            why = f"hyperparameter_search cannot run: {missing} installed. {how_to_install('optuna')}"
+        raise SearchUnavailableError(why) from error
     return chosen, backend
 
 

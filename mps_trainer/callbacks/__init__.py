@@ -62,8 +62,11 @@ def _trackers(args: TrainingArguments) -> list[TrainerCallback]:
         trackers = [tracker() for tracker in get_reporting_integration_callbacks(names)]
     except (RuntimeError, ImportError, KeyError, ValueError) as error:
         why = " ".join(str(error).split())
+        install = "Install the tracker"
+        if "requires tensorboard" in why:
+            why, install = "TensorBoard is not installed.", "Run: python -m pip install tensorboard"
         raise MisconfigurationException(
-            f"report_to={args.report_to!r} cannot be used: {why} Install the tracker, or leave report_to out."
+            f"report_to={args.report_to!r} cannot be used: {why} {install}, or leave report_to out."
         ) from error
     if args.logging_dir is not None:
         for tracker in trackers:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import MisconfigurationException
+from ..utils.installation import how_to_install
 from ..utils.refusal import FAILED, INTERRUPTED, TRACEBACK, WRONG_INPUT, refuse, wants_traceback
 from ..utils.terminal import let_go
 from ..utils.text import sentence
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print(f"\n{NAME}: {str(interrupt) or 'interrupted.'}", file=sys.stderr)
         return INTERRUPTED
+    except ImportError as error:
+        return refuse(NAME, error, FAILED, f"{sentence(error)} {how_to_install(error.name)}")
     except Exception as error:
         hint = "" if wants_traceback() else f" Set {TRACEBACK}=1 to see the traceback."
         return refuse(NAME, error, FAILED, f"{type(error).__name__}: {sentence(error)}{hint}")

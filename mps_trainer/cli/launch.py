@@ -17,7 +17,6 @@ from ..launching.processes import check_machine, torchrun
 from ..launching.settings import COMMAND, DEFAULTS, command_of, environment, read_settings
 from ..utils.text import as_line
 from .script import add_restarts, add_script, check_restarts, check_script
-from .supervisor import supervise
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -83,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.hosts:
         return run_on_hosts(arguments.hosts, command, environ)
     if arguments.restarts:
+        from .supervisor import supervise
+
         if count > 1:
             file = ["--config_file", arguments.config_file] if arguments.config_file else []
             again = ["-m", "mps_trainer", "launch", "--num_processes", str(count), *file]

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..launching.settings import COMMAND, command_of
 from .script import add_restarts, add_script, check_restarts, check_script, run_script
-from .supervisor import supervise
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -35,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_restarts(arguments)
     environ = {**os.environ, COMMAND: command_of(arguments.typed, os.environ)}
     if arguments.restarts:
+        from .supervisor import supervise
+
         command = [sys.executable, "-m", "mps_trainer", "run", arguments.script, *arguments.arguments]
         return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
     from .. import replace_transformers

@@ -64,8 +64,10 @@ def import_torch() -> Any:
 
 
 def physical_memory() -> int:
-    import psutil
-
+    try:
+        import psutil
+    except ImportError:  # doctor runs before anything is installed
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return psutil.virtual_memory().total
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, TypedDict
 
-import msgspec
-
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import MOST_BYTES, read_bytes
 from ..utils.text import shown
@@ -30,6 +28,8 @@ def read_facts(path: str) -> tuple[MachineFacts, str]:
     MisconfigurationException for one that is unknown otherwise, for a value of another type, and for a file that
     cannot be read or is none of this.
     """
+    import msgspec  # doctor without --facts does without it
+
     try:
         text = read_bytes(path, MOST_BYTES)
     except OSError as error:

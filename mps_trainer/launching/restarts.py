@@ -1,4 +1,7 @@
-"""Decides whether a run that died is started again, and how. Pure: facts in, decisions out."""
+"""Decides whether a run that died is started again, and how. Pure: facts in, decisions out.
+
+`doctor` and `--help` import this module before anything is installed, so its top imports the standard library alone.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import msgspec
 
 VARIABLE = "MPS_TRAINER_RESTARTS"  # a Supervision as JSON, for the process that trains
 PROGRESS, ERROR = "progress.json", "error.txt"  # the notes of the processes that train
@@ -98,12 +99,16 @@ class Supervision:
     notes: str | None = None
 
     def variables(self) -> dict[str, str]:
+        import msgspec
+
         return {VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Supervision | None:
         """Returns what the environment says of `mps-trainer --restarts` or torchrun; None without them."""
         if VARIABLE in environ:
+            import msgspec
+
             return msgspec.json.decode(environ[VARIABLE], type=cls)
         if "TORCHELASTIC_RUN_ID" not in environ:
             return None

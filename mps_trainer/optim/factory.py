@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib.util
 import logging
 from typing import Any
 
@@ -16,7 +17,8 @@ from ..devices import ACCELERATORS
 from ..distributed.sharded import is_shard
 from ..errors import MisconfigurationException, MissingPackageError, UnknownSettingError
 from ..training_args import TrainingArguments
-from ..utils.text import choice_text
+from ..utils.installation import how_to_install
+from ..utils.text import choice_text, sentence
 from .adamw import AdamW
 
 logger = logging.getLogger(__name__)
@@ -84,8 +86,12 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
     try:
         kind, settings = _from_transformers(args, model, {name: value for name, _, value in pairs})
     except ImportError as error:
+        why = sentence(error)
+        for name in ("bitsandbytes", "torchao"):
+            if name in why and importlib.util.find_spec(name) is None:  # transformers names no versions that work
+                why = f"{name} is not installed. {how_to_install(name)}."
         raise MissingPackageError(
-            f"optim='{optim}' cannot be used here: {error} Or use one that torch alone provides, such as "
+            f"optim='{optim}' cannot be used here: {why} Or use one that torch alone provides, such as "
             "optim='adamw_torch_fused'."
         ) from error
     except MisconfigurationException:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.launchers import process_number
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
+from ..utils.installation import EXTRAS, how_to_install
 from ..utils.refusal import FAILED, INTERRUPTED, refuse
 from ..utils.terminal import lost_output_ignored, on_terminal
 from ..utils.text import sentence
@@ -45,6 +46,10 @@ def one_line_errors(name: str) -> Callable[[Callable[..., None]], Callable[..., 
                 return refuse(_speaker(name), error)
             except CheckpointError as error:
                 return refuse(_speaker(name), error, status=FAILED)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] not in EXTRAS:
+                    raise
+                return refuse(_speaker(name), error, FAILED, f"{sentence(error)} {how_to_install(error.name)}")
             except KeyboardInterrupt as error:
                 if text := str(error) or ("" if process_number() else _INTERRUPTED):
                     print(f"{name}: {text}", file=sys.stderr)

@@ -9,7 +9,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import MisconfigurationException
+from ..errors import MisconfigurationException, with_causes
+from ..utils.installation import how_to_install
 from ..utils.text import sentence
 
 
@@ -60,7 +61,13 @@ def errors_about(what: str, name: str | None, instead: str) -> Iterator[None]:
     except MisconfigurationException:
         raise
     except Exception as error:
-        raise MisconfigurationException(f"The {what} {name} cannot be loaded: {sentence(error)} {instead}") from error
+        # datasets says "An error occurred while generating the dataset" where Pillow is missing
+        missing = next((each for each in with_causes(error) if isinstance(each, ImportError)), None)
+        if missing is not None and "Pillow" in str(missing):
+            instead = how_to_install("PIL")
+        raise MisconfigurationException(
+            f"The {what} {name} cannot be loaded: {sentence(missing or error)} {instead}"
+        ) from error
 
 
 @contextlib.contextmanager

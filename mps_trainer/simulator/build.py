@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.home import cache_folder
+from ..utils.installation import how_to_install
 
 SOURCES = Path(__file__).parent / "csrc"
 MODULE = "mps_simulator"
@@ -156,6 +157,11 @@ def _check_tools() -> None:
             f"The simulated mps device has to be compiled, and there is no C++ compiler ({compiler}). Install one, "
             f"for example with `apt-get install g++`. `mps-trainer check` needs none."
         )
+    if shutil.which("ninja", path=_path()) is None:
+        raise SimulatorUnavailableError(
+            "The simulated mps device has to be compiled, and ninja is not installed. `mps-trainer check` needs none. "
+            f"{how_to_install('ninja')}"
+        )
     include = Path(sysconfig.get_paths()["include"])
     if not (include / "Python.h").exists():
         raise SimulatorUnavailableError(
@@ -174,11 +180,15 @@ load(name=sys.argv[1], sources=sys.argv[3:], build_directory=sys.argv[2], extra_
 """
 
 
+def _path() -> str:
+    """Returns PATH with the folder of this Python, where pip installs ninja. Its environment need not be activated."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
 def _compile(folder_of_sources: Path, name: str, folder: Path, log: Path) -> None:
     sources = [str(source) for source in sorted(folder_of_sources.glob("*.cpp"))]
     environment = dict(os.environ)
-    # A ninja installed by pip is found where this Python is, also when its environment is not activated.
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+    environment["PATH"] = _path()
     environment["TORCH_EXTENSIONS_DIR"] = str(folder)
     command = [sys.executable, "-c", _COMPILE, name, str(folder), *sources]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mps_trainer import cli
+from mps_trainer.cli import supervisor
 from tests import HUNG_AFTER, ROOT
 
 from .test_doctor import run
@@ -184,5 +185,5 @@ def test_restarts_are_of_what_would_be_started_without_them(folder, monkeypatch,
         assert (most, environ["ACCELERATE_USE_CPU"]) == (3, "true")
         return 7
 
-    monkeypatch.setattr(cli.launch, "supervise", supervise)
+    monkeypatch.setattr(supervisor, "supervise", supervise)
     assert cli.main(["launch", "--cpu", "--restarts", "3", *words.split()]) == 7

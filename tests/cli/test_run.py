@@ -6,6 +6,7 @@ import pytest
 import transformers
 
 from mps_trainer import cli
+from mps_trainer.cli import supervisor
 
 BEGIN = "from transformers import Trainer, TrainingArguments\nimport sys\n"
 
@@ -85,7 +86,7 @@ def test_restarts_are_of_the_command_without_them(monkeypatch, tmp_path):
         assert environ["MPS_TRAINER_COMMAND"] == f"run --restarts 3 --hang_timeout 600 {path}"
         return 7
 
-    monkeypatch.setattr(cli.run, "supervise", supervise)
+    monkeypatch.setattr(supervisor, "supervise", supervise)
     path = tmp_path / "train.py"
     path.write_text("")
     assert cli.main(["run", "--restarts", "3", "--hang_timeout", "600", str(path), "--restarts", "9"]) == 7

@@ -40,6 +40,11 @@ def explained(error):
         (None, 0, ""),
         (MisconfigurationException("Give\nmore."), 2, "train.py: error: Give more.\n"),
         (CheckpointError("The disk is full."), 1, "train.py: error: The disk is full.\n"),
+        (
+            ModuleNotFoundError("No module named 'sklearn.metrics'", name="sklearn.metrics"),
+            1,
+            "train.py: error: No module named 'sklearn.metrics'. Run: python -m pip install 'mps_trainer[examples]'\n",
+        ),
         (explained(OSError("gone")), 1, "train.py: error: OSError: gone. Row 3 cannot be read.\n"),
         (KeyboardInterrupt("Saved."), 130, "train.py: Saved.\n"),
         (KeyboardInterrupt(), 130, INTERRUPTED + "--resume_from_checkpoint True to the command.\n"),
@@ -53,6 +58,8 @@ def test_what_ends_a_run_has_a_status_of_its_own(script, error, status, line):
 def test_unforeseen_error_keeps_its_traceback(script):
     with pytest.raises(ZeroDivisionError):
         script(ZeroDivisionError("by zero"))
+    with pytest.raises(ModuleNotFoundError):  # of the user's own
+        script(ModuleNotFoundError("No module named 'helper'", name="helper"))
 
 
 def test_an_output_folder_made_for_a_refused_run_is_removed_and_no_other(tmp_path):

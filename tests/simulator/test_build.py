@@ -47,6 +47,9 @@ OBSTACLES = {
     "needs a CUDA or CPU build of torch": lambda patch, folder: patch.setattr(torch.version, "hip", "6"),
     "a CUDA or CPU build of torch": lambda patch, folder: patch.setattr(torch.version, "xpu", "1", raising=False),
     "no C++ compiler (no-such-compiler)": lambda patch, folder: patch.setenv("CXX", "no-such-compiler"),
+    "ninja is not installed": lambda patch, folder: patch.setattr(
+        build.shutil, "which", lambda name, path=None: None if name == "ninja" else name
+    ),
     "Python's headers are not in /none": lambda patch, folder: patch.setattr(
         build.sysconfig, "get_paths", lambda: {"include": "/none"}
     ),
