@@ -7,15 +7,17 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
-from trl import SFTConfig, SFTTrainer
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
+from mps_trainer.scripts import checkpoint_to_resume, one_line_errors, one_line_import_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.loading import errors_about_model
 from mps_trainer.scripts.tables import load_splits
+
+with one_line_import_errors("train.py"):
+    from peft import LoraConfig, PeftModel
+    from trl import SFTConfig, SFTTrainer
 
 
 @dataclass

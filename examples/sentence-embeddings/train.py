@@ -6,16 +6,17 @@ import mps_trainer.replace_transformers  # noqa: F401, I001  # before sentence_t
 import sys
 from dataclasses import dataclass
 
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers import SentenceTransformerTrainingArguments as TrainingArguments
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-
 from mps_trainer import MisconfigurationException
-from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
+from mps_trainer.scripts import checkpoint_to_resume, one_line_errors, one_line_import_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.loading import errors_about_model
 from mps_trainer.scripts.tables import load_splits
+
+with one_line_import_errors("train.py"):
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers import SentenceTransformerTrainingArguments as TrainingArguments
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 
 @dataclass

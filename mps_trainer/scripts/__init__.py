@@ -47,9 +47,7 @@ def one_line_errors(name: str) -> Callable[[Callable[..., None]], Callable[..., 
             except CheckpointError as error:
                 return refuse(_speaker(name), error, status=FAILED)
             except ModuleNotFoundError as error:
-                if (error.name or "").partition(".")[0] not in EXTRAS:
-                    raise
-                return refuse(_speaker(name), error, FAILED, f"{sentence(error)} {how_to_install(error.name)}")
+                return _refuse_missing(name, error)
             except KeyboardInterrupt as error:
                 if text := str(error) or ("" if process_number() else _INTERRUPTED):
                     print(f"{name}: {text}", file=sys.stderr)
@@ -65,6 +63,22 @@ def one_line_errors(name: str) -> Callable[[Callable[..., None]], Callable[..., 
         return run
 
     return decorate
+
+
+@contextlib.contextmanager
+def one_line_import_errors(name: str) -> Iterator[None]:
+    """Ends the script `name` with one line if a package that is imported inside, such as TRL, is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        sys.exit(_refuse_missing(name, error))
+
+
+def _refuse_missing(name: str, error: ModuleNotFoundError) -> int:
+    """Prints the extra that installs a missing package; raises the error for a package of no extra."""
+    if (error.name or "").partition(".")[0] not in EXTRAS:
+        raise error
+    return refuse(_speaker(name), error, FAILED, f"{sentence(error)} {how_to_install(error.name)}")
 
 
 def _speaker(name: str) -> str:

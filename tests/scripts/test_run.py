@@ -7,7 +7,13 @@ import pytest
 
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.errors import CheckpointError, explain
-from mps_trainer.scripts import checkpoint_to_resume, no_empty_folder_left, one_line_errors, set_up_logging
+from mps_trainer.scripts import (
+    checkpoint_to_resume,
+    no_empty_folder_left,
+    one_line_errors,
+    one_line_import_errors,
+    set_up_logging,
+)
 from tests.conftest import refusal
 
 
@@ -53,6 +59,16 @@ def explained(error):
 )
 def test_what_ends_a_run_has_a_status_of_its_own(script, error, status, line):
     assert script(error) == (status, line)
+
+
+def test_a_missing_package_at_the_top_of_a_script_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended, one_line_import_errors("train.py"):
+        raise ModuleNotFoundError("No module named 'trl'", name="trl")
+    assert ended.value.code == 1
+    line = "train.py: error: No module named 'trl'. Run: python -m pip install 'mps_trainer[libraries]'\n"
+    assert capsys.readouterr().err == line
+    with pytest.raises(ModuleNotFoundError), one_line_import_errors("train.py"):
+        raise ModuleNotFoundError("No module named 'mine'", name="mine")
 
 
 def test_unforeseen_error_keeps_its_traceback(script):
