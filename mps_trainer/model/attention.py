@@ -42,27 +42,30 @@ def chunked_attention(
         A tensor of batch x queries x heads x size, in the type of `query`.
     """
     seed = int(torch.randint(2**62, (), device="cpu")) if dropout else 0
+    given = mask.whole if isinstance(mask, GivenMask) else None
     out: torch.Tensor
     with torch.autocast(query.device.type, enabled=False):
-        out = _ChunkedAttention.apply(query, key, value, mask, scale, dropout, seed)
+        out = _ChunkedAttention.apply(query, key, value, given, mask, scale, dropout, seed)
     return out
 
 
 class _ChunkedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, scale: float, dropout: float, seed: int) -> Any:
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, given: Any, mask: Any, scale: float, dropout: float, seed: int
+    ) -> Any:
         out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         for block in _blocks(query, key, value, mask, scale, dropout, seed):
             values = block.values[:, block.seen]
             block.of(out.transpose(1, 2)).copy_(block.unflat(product(block.dropped(), values)))
-        ctx.save_for_backward(query, key, value)
+        ctx.save_for_backward(query, key, value, given)  # raises in the backward pass if one has changed
         ctx.settings = mask, scale, dropout, seed
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Any) -> Any:
-        query, key, value = ctx.saved_tensors
+        query, key, value, _ = ctx.saved_tensors
         mask, scale, dropout, seed = ctx.settings
         grads = [torch.empty_like(each) for each in (query, key, value)]
         sums: tuple[Any, Any] = (None, None)  # the gradients of the keys and values of the heads at hand
@@ -83,7 +86,7 @@ class _ChunkedAttention(torch.autograd.Function):
                 if block.rows.stop == query.shape[2]:
                     for mine, summed in zip(grads[1:], sums, strict=True):
                         mine[:, block.heads].copy_(summed.unflatten(0, (len(mine), -1)))
-        return *grads, None, None, None, None
+        return *grads, None, None, None, None, None
 
 
 @dataclass

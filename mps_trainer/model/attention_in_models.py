@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel, masking_utils
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
 from .attention import chunked_attention
-from .attention_masks import ChunkedMask, GivenMask, reach_of
+from .attention_masks import ChunkedMask, GivenMask, reach_of, with_copies
+from .attention_registries import (
+    ATTENTION,
+    MASKS,
+    Replacement,
+    arguments_of,
+    has_own_sdpa,
+    is_of_transformers,
+    lookups_replaced,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +51,12 @@ _UNSUPPORTED = {
     "cache": "reads keys from a paged cache",
     "output_attentions": "returns attention weights",
 }
+# What attention in chunks takes; sliding_window is in the mask.
+_HANDLED = {
+    *("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "sliding_window"),
+    *("query_states", "key_states", "value_states"),
+}
+_CAPTURING = "transformers.utils.output_capturing"  # its hooks do nothing unless weights are asked for
 # Attention layers that give such arguments have one of these attributes, as those of T5, Gemma 2 and GPT-OSS do.
 _GIVERS = ("has_relative_attention_bias", "attn_logit_softcapping", "sinks")
 
@@ -63,110 +81,253 @@ def describe_attention(model: Any, args: TrainingArguments) -> str | None:
     return "attention in chunks" + (f" for texts of {shortest:,} tokens or more" if shortest > 1 else "")
 
 
-def _keeps_its_own(network: nn.Module) -> bool:
-    if not any(hasattr(layer, name) for layer in network.modules() for name in ("is_causal", "scaling")):
+def _keeps_its_own(network: Any) -> bool:
+    layers = [one for one in network.modules() if any(hasattr(one, name) for name in ("is_causal", "scaling"))]
+    if not layers:
         return True  # Mamba has no attention, which transformers does not tell; LayoutLM has only "scaling"
     given = [getattr(layer, name) for layer in network.modules() for name in _GIVERS if hasattr(layer, name)]
-    return bool(given) and all(each is not None for each in given)  # MiMo V2 Flash has sinks in some layers
+    if given and all(each is not None for each in given):  # MiMo V2 Flash has sinks in some layers
+        return True
+    kind = network.config._attn_implementation
+    if kind == "sdpa":
+        return not has_own_sdpa()
+    is_registered = "eager" in ALL_ATTENTION_FUNCTIONS  # transformers registers none
+    return is_registered or all(map(_has_attention_of_others, layers))
 
 
-def attention_chunked(shortest: int | None) -> contextlib.AbstractContextManager[None]:
-    """Makes transformers' models that train attend in chunks inside, from `shortest` keys on; None for never."""
-    if shortest is None:
-        return contextlib.nullcontext()
-    masks, functions, told = ALL_MASK_ATTENTION_FUNCTIONS, ALL_ATTENTION_FUNCTIONS, set[str]()
-    own_masks = {kind: _mask_function(masks[kind], shortest) for kind in KINDS}
-    own_functions = {"sdpa": _attention_function(functions["sdpa"], shortest, told)}
-    plain_interface = functions.get_interface
-
-    def get_interface(kind: str, default: Callable) -> Callable:  # models give their eager attention as the default
-        function = plain_interface(kind, default)
-        return _attention_function(function, shortest, told, is_eager=True) if kind == "eager" else function
-
-    return attributes_replaced(
-        [
-            (masks, "_local_mapping", masks._local_mapping | own_masks),
-            (functions, "_local_mapping", functions._local_mapping | own_functions),
-            (functions, "get_interface", get_interface),
-        ]
-    )
+def _has_attention_of_others(layer: nn.Module) -> bool:
+    """Returns True if the forward pass of an attention layer names an attention function that is not transformers'."""
+    forward: Any = inspect.unwrap(vars(layer).get("forward", type(layer).forward))
+    forward = getattr(forward, "__func__", forward)
+    if not isinstance(forward, FunctionType):
+        return True
+    named = [forward.__globals__.get(name) for name in forward.__code__.co_names]
+    functions = [each for each in named if isinstance(each, FunctionType) and not is_of_transformers(each)]
+    return any("mask" in argument for each in functions for argument in arguments_of(each))
 
 
-def _mask_function(plain: Callable, shortest: int) -> Callable:
-    @functools.wraps(plain)
-    def make_mask(**kwargs: Any) -> Any:
-        # functions that somebody gave may not take blocks of indices
-        if kwargs["kv_length"] < shortest or kwargs.get("use_vmap") or not torch.is_grad_enabled():
-            return plain(**kwargs)
-        visible, given = kwargs["mask_function"], kwargs.get("attention_mask")
-        length, offset = kwargs["kv_length"], kwargs.get("kv_offset", 0)
-        padding = masking_utils.prepare_padding_mask(given, length, offset)
-        if padding is not None:
-            visible = masking_utils.and_masks(visible, masking_utils.padding_mask_function(padding))
-        asked = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return ChunkedMask(
-            visible, reach_of(visible), kwargs["batch_size"], kwargs["q_length"], length,
-            torch.device(kwargs["device"]), kwargs.get("q_offset", 0), offset,
-            functools.partial(plain, **{**kwargs, **asked}),
-        )  # fmt: skip
+def attention_chunked(shortest: int | None, model: nn.Module | None = None) -> contextlib.AbstractContextManager[None]:
+    """Makes transformers' models that train attend in chunks inside, from `shortest` keys on; None for never.
 
-    return make_mask
+    Functions of attention and of masks that are not transformers' own are called as they are.
+
+    Args:
+        model: the one that trains, whose modules may have hooks that read attention weights.
+    """
+    return contextlib.nullcontext() if shortest is None else _Chunks(shortest, model).in_use()
 
 
-def _attention_function(plain: Callable, shortest: int, told: set[str], is_eager: bool = False) -> Callable:
-    def attend(
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: Any,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal = bool(causal) and query.shape[2] > 1 and not is_eager  # sdpa does so; eager has its mask alone
-        mask = _mask_for(module, query, key, attention_mask, causal, shortest)
-        asked = {"output_attentions": getattr(getattr(module, "config", None), "output_attentions", False), **kwargs}
-        used = {name for name, each in asked.items() if each is not None and each is not False}
-        reason = next((text for name, text in _UNSUPPORTED.items() if name in used), "")
-        if mask is not None and not reason:
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            return chunked_attention(query, key, value, mask, scale, dropout), None
-        if mask is not None and reason not in told:
-            told.add(reason)
-            logger.warning(
-                "%s %s, so it uses its own attention, whose memory grows with the square of a text's length.",
-                type(module).__name__, reason,
+class _Chunks:
+    """Owns what a run's functions have in common: the shortest length, the parents of modules, what users know."""
+
+    def __init__(self, shortest: int, model: nn.Module | None) -> None:
+        modules = [] if model is None else list(model.modules())
+        self._shortest = shortest
+        self._parents = {child: module for module in modules for child in module.children()}
+        self._told: set[str] = set()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, models look up functions that attend in chunks."""
+        plain, in_use = AttentionInterface.get_interface, [True]
+
+        def get_interface(registry: AttentionInterface, kind: str, default: Callable) -> Callable:
+            function = plain(registry, kind, default)
+            if isinstance(function, Replacement):
+                return function
+            if kind == "eager" and is_of_transformers(function, "eager"):  # models give it as the default
+                return Replacement(function, self._attention(function, is_eager=True), in_use)
+            return Replacement(function, self._attention_of_others(function, kind), in_use)
+
+        with (
+            lookups_replaced(AttentionMaskInterface, MASKS, self._mask),
+            lookups_replaced(AttentionInterface, ATTENTION, self._attention),
+            attributes_replaced([(AttentionInterface, "get_interface", get_interface)]),
+        ):
+            try:
+                yield
+            finally:
+                in_use.clear()
+
+    def _mask(self, plain: Callable) -> Callable:
+        def make_mask(**kwargs: Any) -> Any:
+            length, offset = kwargs["kv_length"], kwargs.get("kv_offset", 0)
+            # functions that somebody gave may not take blocks of indices
+            if length < self._shortest or kwargs.get("use_vmap") or not torch.is_grad_enabled():
+                return plain(**kwargs)
+            visible, given = with_copies(kwargs["mask_function"]), kwargs.get("attention_mask")
+            if visible is None:
+                return plain(**kwargs)
+            given = None if given is None else given.clone()
+            make = functools.partial(plain, **{**kwargs, "mask_function": visible, "attention_mask": given})
+            padding = masking_utils.prepare_padding_mask(given, length, offset)
+            if padding is not None:
+                visible = masking_utils.and_masks(visible, masking_utils.padding_mask_function(padding))
+            return ChunkedMask(
+                visible, reach_of(visible), kwargs["batch_size"], kwargs["q_length"], length,
+                torch.device(kwargs["device"]), kwargs.get("q_offset", 0), offset, make,
             )  # fmt: skip
-        if isinstance(attention_mask, ChunkedMask):
-            attention_mask = attention_mask.whole
-        if is_causal is not None:
-            kwargs["is_causal"] = is_causal
-        return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
 
-    return attend
+        return make_mask
+
+    def _attention(self, plain: Callable, is_eager: bool = False) -> Callable:
+        taken = set(arguments_of(plain)) - _HANDLED
+
+        def attend(
+            module: nn.Module,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            attention_mask: Any,
+            dropout: float = 0.0,
+            scaling: float | None = None,
+            is_causal: bool | None = None,
+            **kwargs: Any,
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+            causal = bool(causal) and query.shape[2] > 1 and not is_eager  # sdpa does so; eager has its mask alone
+            mask = None
+            if _is_ordinary(module, query, key, value, dropout, scaling, is_eager):
+                mask = self._mask_for(module, query, key, attention_mask, causal, is_eager)
+            asked = {"output_attentions": getattr(getattr(module, "config", None), "output_attentions", False)}
+            used = {name for name, each in {**asked, **kwargs}.items() if each is not None and each is not False}
+            reason = "" if mask is None else self._why_not(module, mask, scaling, used, taken, is_eager)
+            if mask is not None and not reason:
+                scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+                share = 0.0 if is_eager and not module.training else dropout  # as in eager_attention_forward
+                return chunked_attention(query, key, value, mask, scale, share), None
+            if reason:
+                self._tell(
+                    f"{type(module).__name__} {reason}, so it uses its own attention, whose memory grows with the "
+                    "square of a text's length."
+                )
+            if isinstance(attention_mask, ChunkedMask):
+                attention_mask = attention_mask.given
+            if is_causal is not None:
+                kwargs["is_causal"] = is_causal
+            return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+
+        return attend
+
+    def _attention_of_others(self, plain: Callable, kind: str) -> Callable:
+        def attend(*args: Any, **kwargs: Any) -> Any:
+            key = kwargs.get("key", args[2] if len(args) > 2 else None)
+            is_long = isinstance(key, torch.Tensor) and key.ndim == 4 and key.shape[2] >= self._shortest
+            if kind in KINDS and is_long and torch.is_grad_enabled():
+                name = f"{plain.__module__}.{getattr(plain, '__qualname__', type(plain).__qualname__)}"
+                self._tell(
+                    f"{name} is no attention function of transformers. It is called as it is, and attention in chunks "
+                    "is off there."
+                )
+            whole = [each.given if isinstance(each, ChunkedMask) else each for each in args]
+            named = {name: each.given if isinstance(each, ChunkedMask) else each for name, each in kwargs.items()}
+            return plain(*whole, **named)
+
+        return attend
+
+    def _tell(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            logger.warning(message)
+
+    def _why_not(
+        self, module: nn.Module, mask: Any, scaling: Any, used: set[str], taken: set[str], is_eager: bool
+    ) -> str:
+        """Returns what a layer does that attention in chunks cannot; "" if there is nothing."""
+        unsupported = [text for name, text in _UNSUPPORTED.items() if name in used]
+        if unsupported:
+            return unsupported[0]
+        if used & taken:
+            return f"gives its attention {min(used & taken)}"
+        if getattr(module, "sinks", None) is not None:
+            return _UNSUPPORTED["sinks"]
+        if isinstance(scaling, torch.Tensor):
+            return "scales its scores by a tensor"
+        if isinstance(mask, GivenMask) and mask.whole.requires_grad:
+            return "has a mask with a gradient"
+        if isinstance(mask, GivenMask) and mask.whole.shape[1] > 1:
+            return "has a mask for each head"
+        return "has a forward hook, which may read attention weights" if is_eager and self._is_watched(module) else ""
+
+    def _is_watched(self, module: Any) -> bool:
+        """Returns True if a hook sees what an attention layer returns, or a module between it and its model."""
+        hooks = list(torch_module._global_forward_hooks.values())
+        while module is not None and not isinstance(module, PreTrainedModel):
+            hooks += module._forward_hooks.values()
+            module = self._parents.get(module)
+        return any(getattr(hook, "__module__", "") != _CAPTURING for hook in hooks)
+
+    def _mask_for(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, given: Any, is_causal: bool, is_eager: bool
+    ) -> ChunkedMask | GivenMask | None:
+        """Returns the mask for attention in chunks; None where the model's own is to be used."""
+        if isinstance(given, ChunkedMask):
+            if given.kv_length != key.shape[2]:  # DeepSeek V4 adds keys, and to its mask only where that is a tensor
+                raise MisconfigurationException(
+                    f"{type(module).__name__} has {key.shape[2]} keys, but its mask was made for {given.kv_length}, "
+                    "so its attention cannot be computed in chunks. Train with chunked_attention=False."
+                )
+            return given if given.q_length == query.shape[2] and given.batch_size in (1, query.shape[0]) else None
+        # A reentrant checkpoint runs first without gradients, and must draw the same dropout both times. A decoder
+        # without gradients and without a mask generates: in training its mask is a `ChunkedMask`.
+        is_checkpointed = module.training and not (getattr(module, "is_causal", True) and given is None)
+        if key.shape[2] < self._shortest or not (torch.is_grad_enabled() or is_checkpointed):
+            return None
+        if given is not None:
+            return _given_mask(given, query, key, is_eager)
+        visible = masking_utils.causal_mask_function if is_causal else masking_utils.bidirectional_mask_function
+        return ChunkedMask(visible, reach_of(visible), query.shape[0], query.shape[2], key.shape[2], query.device)
 
 
-def _mask_for(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, given: Any, is_causal: bool, shortest: int
-) -> ChunkedMask | GivenMask | None:
-    """Returns the mask for attention in chunks; None where the model's own is to be used."""
-    if isinstance(given, ChunkedMask):
-        if given.kv_length != key.shape[2]:  # DeepSeek V4 adds keys, and to its mask only where that is a tensor
-            raise MisconfigurationException(
-                f"{type(module).__name__} has {key.shape[2]} keys, but its mask was made for {given.kv_length}, so "
-                "its attention cannot be computed in chunks. Train with chunked_attention=False."
-            )
-        return given
-    # A reentrant checkpoint runs first without gradients, and must draw the same dropout both times. A decoder without
-    # gradients and without a mask generates: in training its mask is a `ChunkedMask`.
-    is_checkpointed = module.training and not (getattr(module, "is_causal", True) and given is None)
-    if key.shape[2] < shortest or not (torch.is_grad_enabled() or is_checkpointed):
+def _is_ordinary(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout: Any,
+    scaling: Any,
+    is_eager: bool,
+) -> bool:
+    """Returns True for tensors and numbers that every attention takes; the model's own may refuse others."""
+    if not (query.ndim == key.ndim == value.ndim == 4 and query.device == key.device == value.device):
+        return False
+    batch, heads, _, size = query.shape
+    key_heads, groups = key.shape[1], getattr(module, "num_key_value_groups", 1)
+    if (
+        key.shape[:3] != value.shape[:3]
+        or key.shape[0] != batch
+        or key.shape[3] != size
+        or heads != key_heads * groups
+    ):
+        return False
+    kinds = {_computed_in(each) for each in (query, key, value)}
+    has_scale = scaling is not None or not is_eager or getattr(module, "head_dim", size) == size
+    is_share = isinstance(dropout, (int, float)) and 0 <= dropout < 1
+    return len(kinds) == 1 and query.is_floating_point() and has_scale and is_share
+
+
+def _given_mask(given: Any, query: torch.Tensor, key: torch.Tensor, is_eager: bool) -> GivenMask | None:
+    """Returns a mask that attention was given; None for one that torch refuses, or that eager attention adds."""
+    shape = *query.shape[:3], key.shape[2]
+    if not isinstance(given, torch.Tensor) or given.ndim not in (2, 3, 4) or given.device != query.device:
         return None
-    if given is not None:
-        is_shared = given.ndim == 4 and given.shape[1] == 1  # by all heads, of which a block has some
-        return GivenMask(given) if is_shared and not given.requires_grad else None
-    visible = masking_utils.causal_mask_function if is_causal else masking_utils.bidirectional_mask_function
-    return ChunkedMask(visible, reach_of(visible), query.shape[0], query.shape[2], key.shape[2], query.device)
+    if any(one not in (1, most) for one, most in zip(reversed(given.shape), reversed(shape), strict=False)):
+        return None
+    if is_eager:
+        is_autocast = torch.is_autocast_enabled(query.device.type)
+        kinds = {query.dtype, torch.float32} if is_autocast else {query.dtype}
+        kind = given.dtype
+    else:
+        kinds, kind = {torch.bool, torch.float32, _computed_in(query)}, _computed_in(given)
+    if kind not in kinds:
+        return None
+    if given.ndim < 4 or given.shape[2:] != shape[2:]:
+        given = given.expand(*shape[:1], given.shape[-3] if given.ndim > 2 else 1, *shape[2:])
+    return GivenMask(given)
+
+
+def _computed_in(tensor: torch.Tensor) -> torch.dtype:
+    """Returns the type in which torch's attention takes a tensor, under autocast another one."""
+    device = tensor.device.type
+    is_cast = tensor.is_floating_point() and tensor.dtype is not torch.float64 and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_cast else tensor.dtype

@@ -6,11 +6,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
+
+from .attention_registries import is_of_transformers
 
 _MOST_KEPT = 2**16  # elements of the edge of a plain mask, which is the same for all blocks
 
@@ -55,6 +58,31 @@ def reach_of(mask_function: Callable) -> Reach:
     return unknown
 
 
+def with_copies(mask_function: Callable) -> Callable | None:
+    """Returns a mask function of transformers that reads copies of its tensors; None for one that others define.
+
+    The backward pass makes the blocks of a mask again. Until then, the batch that the tensors come from may change.
+    """
+    if not is_of_transformers(mask_function):
+        return None
+    cells = []
+    for cell in mask_function.__closure__ or ():
+        value = cell.cell_contents
+        functions = value if isinstance(value, tuple) else (value,)
+        if isinstance(value, torch.Tensor):
+            value = value.clone()
+        elif all(map(callable, functions)):
+            copies = tuple(map(with_copies, functions))
+            if None in copies:
+                return None
+            value = copies if isinstance(value, tuple) else copies[0]
+        cells.append(CellType(value))
+    code, name = mask_function.__code__, mask_function.__name__
+    copy = FunctionType(code, mask_function.__globals__, name, mask_function.__defaults__, tuple(cells))
+    copy.__qualname__ = mask_function.__qualname__
+    return copy if cells else mask_function
+
+
 @dataclass(eq=False)
 class ChunkedMask:
     """A mask that is made for one block at a time. Any other use of it makes the mask of tokens x tokens.
@@ -62,7 +90,7 @@ class ChunkedMask:
     Args:
         visible: transformers' mask function of batch, head, query and key indices.
         q_offset, kv_offset: the positions of the first query and key.
-        make_whole: makes the mask of tokens x tokens that the model's own attention takes.
+        make: transformers' function that makes the mask of tokens x tokens, or None if it may be left out.
     """
 
     visible: Callable
@@ -73,14 +101,22 @@ class ChunkedMask:
     device: torch.device
     q_offset: int = 0
     kv_offset: int = 0
-    make_whole: Callable[[], torch.Tensor] | None = None
+    make: Callable[..., torch.Tensor | None] | None = None
     _kept: dict[Any, torch.Tensor] = field(default_factory=dict)
 
     @functools.cached_property
+    def given(self) -> torch.Tensor | None:
+        """The mask that attention is given without chunks; None if it needs none."""
+        assert self.make is not None
+        return self.make()
+
+    @functools.cached_property
     def whole(self) -> torch.Tensor:
-        """The mask that the model's own attention takes."""
-        assert self.make_whole is not None
-        return self.make_whole()
+        """The mask of tokens x tokens."""
+        assert self.make is not None
+        whole = self.make(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        assert whole is not None
+        return whole
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -160,7 +196,11 @@ ChunkedMask.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 @dataclass
 class GivenMask:
-    """A mask of tokens x tokens that the model made itself: True where a key is seen, or numbers to add."""
+    """A mask that the model was given or made itself: True where a key is seen, or numbers to add.
+
+    Args:
+        whole: of batch (or 1) x 1 x queries x keys.
+    """
 
     whole: torch.Tensor
 

@@ -84,7 +84,7 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),
         vector_weights_as_matrices(model, device.type == "mps"),
-        attention_chunked(shortest_chunked(args, device)),
+        attention_chunked(shortest_chunked(args, device), model),
         told_of_large_products(model, device, apple_chip(), split=head),
         logits_deferred(head, device, apple_chip(), model_computes_loss, overrides),
         trainer._mt_precision.applied_to(model),

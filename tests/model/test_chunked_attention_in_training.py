@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert import modeling_bert
 
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.model import attention
@@ -199,7 +200,7 @@ def test_the_first_lines_and_the_report_name_it(train, make_model, device):
 def test_other_uses_of_a_mask_make_it_whole():
     mask = ChunkedMask(
         lambda *index: index[3] <= index[2], Reach(0), 1, 4, 4, torch.device("cpu"),
-        make_whole=lambda: torch.ones(1, 1, 4, 4).tril(),
+        make=lambda **skips: torch.ones(1, 1, 4, 4).tril(),
     )  # fmt: skip
     whole = torch.ones(1, 1, 4, 4).tril()
     assert torch.equal(mask[:, :, 1:], whole[:, :, 1:])
@@ -239,7 +240,7 @@ def test_one_query_sees_all_keys_and_eager_attention_has_its_mask_alone(calls):
             mask = length == 5 and kind == "sdpa"
             expected = torch.nn.functional.scaled_dot_product_attention(given, *keys, is_causal=mask).transpose(1, 2)
             with in_models.attention_chunked(1):
-                attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, None)
+                attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, modeling_bert.eager_attention_forward)
                 found, _ = attend(module, given, *keys, None, is_causal=True)
             torch.testing.assert_close(found, expected)
     assert calls.call_count == 4

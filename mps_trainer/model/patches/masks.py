@@ -10,16 +10,13 @@ Gain, by `python -m benchmarks.patches`: a step of a small BERT has 147 operator
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from transformers import masking_utils
 
-from ...utils.attributes import attributes_replaced
-
-_NAMES = ("sdpa", "eager")  # kinds of attention whose masks sdpa_mask makes
+from ..attention_registries import MASKS, has_own_sdpa, is_of_transformers, lookups_replaced
 
 
 class AttentionMasks:
@@ -35,18 +32,16 @@ class AttentionMasks:
         self._values: dict[Any, tuple[torch.Tensor, ...]] = {}  # 0 and minus infinity on the device
 
     def in_use(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, transformers' models make their masks so."""
-        functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
-        own = {name: self._without_asking(functions[name]) for name in _NAMES}
-        return attributes_replaced([(functions, "_local_mapping", functions._local_mapping | own)])
+        """Inside, transformers' models make their masks so; mask functions of others are called as they are."""
+        return lookups_replaced(masking_utils.AttentionMaskInterface, MASKS, self._without_asking)
 
     def _without_asking(self, make: Callable) -> Callable:
         def mask(*args: Any, **kwargs: Any) -> Any:
             given = kwargs.get("attention_mask")
             is_on_device = isinstance(given, torch.Tensor) and given.device.type == self.device.type
-            if not is_on_device or torch.compiler.is_compiling():
+            if not is_on_device or torch.compiler.is_compiling() or not has_own_sdpa():
                 return make(*args, **kwargs)
-            if inspect.unwrap(make) is masking_utils.sdpa_mask and _is_padding_alone(kwargs):
+            if is_of_transformers(make, "sdpa_mask") and _is_padding_alone(kwargs):
                 return self._of_padding(kwargs)
             # transformers asks whether there is padding only if it may leave the mask out
             return make(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})

@@ -67,7 +67,8 @@ class _Positions:
         if torch.is_inference_mode_enabled() or is_transformed():  # these could not be used again
             return None
         length, device = tokens.shape[1], tokens.device
-        if (device, length) not in self._kept:
+        kept = self._kept.get((device, length))
+        if kept is None or kept._version:  # changed in place, by a model or a hook
             if len(self._kept) == MOST:
                 self._kept.clear()
             self._kept[device, length] = torch.arange(length, device=device).unsqueeze(0)
@@ -76,4 +77,5 @@ class _Positions:
     def has(self, position_ids: torch.Tensor) -> bool:
         """Returns True for such a tensor, also one that is expanded to a batch."""
         kept = self._kept.get((position_ids.device, position_ids.shape[-1]))
-        return kept is not None and (position_ids is kept or position_ids._base is kept._base)
+        is_kept = kept is not None and (position_ids is kept or position_ids._base is kept._base)
+        return is_kept and not position_ids._version

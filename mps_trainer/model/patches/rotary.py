@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ...utils.attributes import attributes_replaced
+from ..attention_registries import is_of_transformers
 from ..introspection import is_transformed
 
 NAME = "apply_rotary_pos_emb"
@@ -29,7 +30,8 @@ def rotations_in_few_kernels(model: nn.Module, applies: bool) -> contextlib.Abst
     names = {type(module).__module__ for module in model.modules()} if applies else set()
     homes = [sys.modules[name] for name in sorted(names) if name.startswith("transformers.models.")]
     plain = {home: vars(home)[NAME] for home in homes if NAME in vars(home)}
-    return attributes_replaced((home, NAME, _replacing(each)) for home, each in plain.items() if is_rotation(each))
+    own = {home: each for home, each in plain.items() if is_of_transformers(each) and is_rotation(each)}
+    return attributes_replaced((home, NAME, _replacing(each)) for home, each in own.items())
 
 
 @functools.cache

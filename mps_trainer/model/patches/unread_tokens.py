@@ -23,6 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...utils.attributes import attributes_replaced
 from ...utils.caches import has_cache
+from ..attention_registries import is_of_transformers
 from ..introspection import base_model
 
 # Classifiers whose head reads the first token, and the attribute that holds their base model.
@@ -74,9 +75,16 @@ def last_layer(classifier: Any) -> nn.Module | None:
     reader = classifier.classifier if pooler is None else pooler  # without a pooler, the head gets all tokens
     reader = getattr(reader, "original_module", reader)  # in PEFT's wrapper of modules that are trained as a whole
     reads_first = type(reader).__module__ == kind.__module__
-    by_token = all(type(module).__module__.startswith(_BY_TOKEN) for module in layer.modules())
+    by_token = all(map(_is_by_token, layer.modules()))
     kinds: list[Any] = [type(layer), type(config)]
     return layer if reads_first and by_token and _is_known(*kinds) else None
+
+
+def _is_by_token(module: nn.Module) -> bool:
+    """Returns True if a module is of a package that computes each token by itself, and so is its forward pass."""
+    kind: Any = type(module)
+    home = getattr(kind.forward, "__globals__", {}).get("__name__", "")  # a user may have given the class their own
+    return kind.__module__.startswith(_BY_TOKEN) and home.startswith((*_BY_TOKEN, "torch.nn."))
 
 
 @functools.cache
@@ -110,11 +118,20 @@ def _asking_for_first_token(plain: Any) -> Any:
         poolers = [each for each in base.children() if each is not base.encoder and each is not base.embeddings]
         readers = (module for each in (*heads, *poolers, layer) for module in each.modules())
         is_watched = any(_GLOBAL_HOOKS) or any(map(_is_watched, (base, base.encoder, *readers)))
-        if _is_replaced(layer) and not is_watched and self.config._attn_implementation in _ATTENTION:
+        knows_attention = self.config._attn_implementation in _ATTENTION and is_of_transformers(_attention_of(layer))
+        if _is_replaced(layer) and not is_watched and knows_attention:
             kwargs[_FIRST_ONLY] = True
         return plain(*args, **kwargs) if of_class is None else of_class(self, *args, **kwargs)
 
     return classify
+
+
+def _attention_of(layer: Any) -> Any:
+    """Returns the function that computes the attention of a layer; users may have put their own in its place."""
+    attention = layer.attention.self
+    home: Any = sys.modules[type(attention).__module__]
+    kind = attention.config._attn_implementation
+    return home.ALL_ATTENTION_FUNCTIONS.get_interface(kind, home.eager_attention_forward)
 
 
 def _is_replaced(module: nn.Module) -> bool:
@@ -159,10 +176,7 @@ def _first_token(
         project(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)
         for project, tokens in ((attention.query, first), (attention.key, hidden), (attention.value, hidden))
     )
-    home: Any = sys.modules[type(attention).__module__]
-    attend = home.ALL_ATTENTION_FUNCTIONS.get_interface(
-        attention.config._attn_implementation, home.eager_attention_forward
-    )
+    attend = _attention_of(layer)
     mask = None if attention_mask is None else attention_mask[:, :, :1]
     dropout = attention.dropout.p if attention.training else 0.0
     attended, _ = attend(attention, query, key, value, mask, dropout=dropout, scaling=attention.scaling, **kwargs)
