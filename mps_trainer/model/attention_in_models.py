@@ -56,6 +56,7 @@ _HANDLED = {
     *("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "sliding_window"),
     *("query_states", "key_states", "value_states"),
 }
+_KNOWN = {"accelerate", "bitsandbytes", "mps_trainer", "peft", "torch", "transformers"}  # packages of layers
 _CAPTURING = "transformers.utils.output_capturing"  # its hooks do nothing unless weights are asked for
 # Attention layers that give such arguments have one of these attributes, as those of T5, Gemma 2 and GPT-OSS do.
 _GIVERS = ("has_relative_attention_bias", "attn_logit_softcapping", "sinks")
@@ -106,6 +107,17 @@ def _has_attention_of_others(layer: nn.Module) -> bool:
     return any("mask" in argument for each in functions for argument in arguments_of(each))
 
 
+def _is_masked_by_others(layer: nn.Module) -> bool:
+    """Returns True for a layer that takes a mask, and whose forward pass is of no package that is known to be fine."""
+    forward: Any = vars(layer).get("forward", type(layer).forward)
+    forward = getattr(forward, "func", getattr(forward, "__func__", forward))  # a hook of Accelerate, a bound method
+    if isinstance(layer, PreTrainedModel) or not isinstance(forward, FunctionType):
+        return False
+    home = forward.__globals__.get("__name__", "").partition(".")[0]
+    takes_any = forward.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    return home not in _KNOWN and (bool(takes_any) or any("mask" in name for name in arguments_of(forward)))
+
+
 def attention_chunked(shortest: int | None, model: nn.Module | None = None) -> contextlib.AbstractContextManager[None]:
     """Makes transformers' models that train attend in chunks inside, from `shortest` keys on; None for never.
 
@@ -124,6 +136,9 @@ class _Chunks:
         modules = [] if model is None else list(model.modules())
         self._shortest = shortest
         self._parents = {child: module for module in modules for child in module.children()}
+        networks = [each for each in modules if isinstance(each, PreTrainedModel)]
+        # a layer of others may ask whether its mask is a tensor, or change it
+        self._whole_masks = {id(each.config) for each in networks if any(map(_is_masked_by_others, each.modules()))}
         self._told: set[str] = set()
 
     @contextlib.contextmanager
@@ -154,6 +169,8 @@ class _Chunks:
             length, offset = kwargs["kv_length"], kwargs.get("kv_offset", 0)
             # functions that somebody gave may not take blocks of indices
             if length < self._shortest or kwargs.get("use_vmap") or not torch.is_grad_enabled():
+                return plain(**kwargs)
+            if id(kwargs.get("config")) in self._whole_masks:
                 return plain(**kwargs)
             visible, given = with_copies(kwargs["mask_function"]), kwargs.get("attention_mask")
             if visible is None:
@@ -267,7 +284,10 @@ class _Chunks:
                     f"{type(module).__name__} has {key.shape[2]} keys, but its mask was made for {given.kv_length}, "
                     "so its attention cannot be computed in chunks. Train with chunked_attention=False."
                 )
-            return given if given.q_length == query.shape[2] and given.batch_size in (1, query.shape[0]) else None
+            fits = given.q_length == query.shape[2] and given.batch_size in (1, query.shape[0])
+            if fits and not given.has_changed:
+                return given
+            given = given.whole  # a model may have changed the whole mask in place
         # A reentrant checkpoint runs first without gradients, and must draw the same dropout both times. A decoder
         # without gradients and without a mask generates: in training its mask is a `ChunkedMask`.
         is_checkpointed = module.training and not (getattr(module, "is_causal", True) and given is None)

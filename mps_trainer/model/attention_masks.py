@@ -103,10 +103,15 @@ class ChunkedMask:
     kv_offset: int = 0
     make: Callable[..., torch.Tensor | None] | None = None
     _kept: dict[Any, torch.Tensor] = field(default_factory=dict)
+    _version: int = 0
 
-    @functools.cached_property
+    @property
     def given(self) -> torch.Tensor | None:
         """The mask that attention is given without chunks; None if it needs none."""
+        return self.whole if "whole" in vars(self) else self._or_none
+
+    @functools.cached_property
+    def _or_none(self) -> torch.Tensor | None:
         assert self.make is not None
         return self.make()
 
@@ -116,7 +121,13 @@ class ChunkedMask:
         assert self.make is not None
         whole = self.make(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         assert whole is not None
+        self._version = whole._version
         return whole
+
+    @property
+    def has_changed(self) -> bool:
+        """True if the mask of tokens x tokens has been changed in place."""
+        return "whole" in vars(self) and self.whole._version != self._version
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -55,7 +55,7 @@ def is_of_transformers(function: Any, name: str = "") -> bool:
 
 
 def arguments_of(function: Callable) -> tuple[str, ...]:
-    """Returns the names of the arguments of a function of Python that are not in its *args and **kwargs."""
+    """Returns the names of the arguments of a function of Python, without those of *args and **kwargs."""
     code = registered(function).__code__
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
