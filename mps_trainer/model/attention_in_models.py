@@ -170,7 +170,8 @@ class _Chunks:
             # functions that somebody gave may not take blocks of indices
             if length < self._shortest or kwargs.get("use_vmap") or not torch.is_grad_enabled():
                 return plain(**kwargs)
-            if id(kwargs.get("config")) in self._whole_masks:
+            is_sdpa_of_others = is_of_transformers(plain, MASKS["sdpa"]) and not has_own_sdpa()
+            if id(kwargs.get("config")) in self._whole_masks or is_sdpa_of_others:
                 return plain(**kwargs)
             visible, given = with_copies(kwargs["mask_function"]), kwargs.get("attention_mask")
             if visible is None:
