@@ -89,33 +89,42 @@ def _keeps_its_own(network: Any) -> bool:
     given = [getattr(layer, name) for layer in network.modules() for name in _GIVERS if hasattr(layer, name)]
     if given and all(each is not None for each in given):  # MiMo V2 Flash has sinks in some layers
         return True
-    kind = network.config._attn_implementation
-    if kind == "sdpa":
-        return not has_own_sdpa()
-    is_registered = "eager" in ALL_ATTENTION_FUNCTIONS  # transformers registers none
-    return is_registered or all(map(_has_attention_of_others, layers))
+    return all(_has_attention_of_others(each, network.config._attn_implementation) for each in layers)
 
 
-def _has_attention_of_others(layer: nn.Module) -> bool:
-    """Returns True if the forward pass of an attention layer names an attention function that is not transformers'."""
-    forward: Any = inspect.unwrap(vars(layer).get("forward", type(layer).forward))
-    forward = getattr(forward, "__func__", forward)
+def _has_attention_of_others(layer: nn.Module, kind: str) -> bool:
+    """Returns True if an attention layer computes its attention itself, or by a function that is not transformers'."""
+    forward = _forward_of(layer)
+    forward = getattr(inspect.unwrap(forward), "__func__", inspect.unwrap(forward))
     if not isinstance(forward, FunctionType):
         return True
-    named = [forward.__globals__.get(name) for name in forward.__code__.co_names]
+    names = forward.__code__.co_names
+    if not _is_of_known_package(forward) and not {"get_interface", "ALL_ATTENTION_FUNCTIONS"} & set(names):
+        return True
+    if kind == "sdpa":
+        return not has_own_sdpa()
+    named = [forward.__globals__.get(name) for name in names]
     functions = [each for each in named if isinstance(each, FunctionType) and not is_of_transformers(each)]
-    return any("mask" in argument for each in functions for argument in arguments_of(each))
+    is_given = any("mask" in argument for each in functions for argument in arguments_of(each))
+    return is_given or "eager" in ALL_ATTENTION_FUNCTIONS  # where transformers registers none
 
 
 def _is_masked_by_others(layer: nn.Module) -> bool:
-    """Returns True for a layer that takes a mask, and whose forward pass is of no package that is known to be fine."""
-    forward: Any = vars(layer).get("forward", type(layer).forward)
-    forward = getattr(forward, "func", getattr(forward, "__func__", forward))  # a hook of Accelerate, a bound method
-    if isinstance(layer, PreTrainedModel) or not isinstance(forward, FunctionType):
+    """Returns True for a layer that takes a mask in a forward pass of a user, or of a package that is not known."""
+    forward = _forward_of(layer)
+    if isinstance(layer, PreTrainedModel) or not isinstance(forward, FunctionType) or _is_of_known_package(forward):
         return False
-    home = forward.__globals__.get("__name__", "").partition(".")[0]
     takes_any = forward.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return home not in _KNOWN and (bool(takes_any) or any("mask" in name for name in arguments_of(forward)))
+    return bool(takes_any) or any("mask" in name for name in arguments_of(forward))
+
+
+def _forward_of(layer: nn.Module) -> Any:
+    forward: Any = vars(layer).get("forward", type(layer).forward)
+    return getattr(forward, "func", getattr(forward, "__func__", forward))  # a hook of Accelerate, a bound method
+
+
+def _is_of_known_package(function: FunctionType) -> bool:
+    return function.__globals__.get("__name__", "").partition(".")[0] in _KNOWN
 
 
 def attention_chunked(shortest: int | None, model: nn.Module | None = None) -> contextlib.AbstractContextManager[None]:
@@ -130,7 +139,7 @@ def attention_chunked(shortest: int | None, model: nn.Module | None = None) -> c
 
 
 class _Chunks:
-    """Owns what a run's functions have in common: the shortest length, the parents of modules, what users know."""
+    """Owns what the functions of a run share: the shortest length, the parents of modules, what has been logged."""
 
     def __init__(self, shortest: int, model: nn.Module | None) -> None:
         modules = [] if model is None else list(model.modules())
@@ -163,6 +172,7 @@ class _Chunks:
                 yield
             finally:
                 in_use.clear()
+                self._parents.clear()  # a user may keep a function of the run, and should not keep the model with it
 
     def _mask(self, plain: Callable) -> Callable:
         def make_mask(**kwargs: Any) -> Any:
@@ -288,7 +298,7 @@ class _Chunks:
             fits = given.q_length == query.shape[2] and given.batch_size in (1, query.shape[0])
             if fits and not given.has_changed:
                 return given
-            given = given.whole  # a model may have changed the whole mask in place
+            given = given.given  # a model may have changed the whole mask in place
         # A reentrant checkpoint runs first without gradients, and must draw the same dropout both times. A decoder
         # without gradients and without a mask generates: in training its mask is a `ChunkedMask`.
         is_checkpointed = module.training and not (getattr(module, "is_causal", True) and given is None)

@@ -213,6 +213,17 @@ def test_a_layer_of_a_user_gets_a_tensor_as_mask(calls):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_layers_that_compute_their_attention_themselves_are_not_said_to_do_it_in_chunks(attention):
+    model = llama(attn_implementation=attention)
+    assert in_models.describe_attention(model, CHUNKED) == "attention in chunks"
+    first, second = (layer.self_attn for layer in model.model.layers)
+    first.forward = lambda hidden_states, **kwargs: (hidden_states, None)
+    assert in_models.describe_attention(model, CHUNKED) == "attention in chunks"
+    second.forward = first.forward
+    assert in_models.describe_attention(model, CHUNKED) is None
+
+
 def test_mask_functions_of_users_are_called_as_transformers_calls_them(restored):
     called = []
 
