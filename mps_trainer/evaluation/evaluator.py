@@ -20,6 +20,7 @@ from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
 from ..data.epoch_loader import host_batches, read_alike
+from ..data.missing_columns import explaining_missing_columns
 from ..data.order import distributed_sampler, is_distributed, is_padding
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
@@ -106,7 +107,8 @@ def run_evaluation(
         for number, ((inputs, is_last), counts) in enumerate(steps):
             counts = counts and not (is_shared and is_padding(loader, number))
             size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
-            with check.watching(inputs, name_row):
+            explaining = explaining_missing_columns(loader, inputs, needs_labels=False)
+            with explaining, check.watching(inputs, name_row):
                 inputs = trainer._mt_transfer(inputs) if moves_batches else inputs
                 loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and preprocess is not None:

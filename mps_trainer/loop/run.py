@@ -20,6 +20,7 @@ from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
+from ..data.missing_columns import explaining_missing_columns
 from ..data.plan import StepPlan
 from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
@@ -308,7 +309,8 @@ class TrainingRun:
                 if divisor is not None:
                     name_row = functools.partial(self.history.name_row, step, batches, i)
                     trainer.current_gradient_accumulation_steps, trainer._mt_loss.divisor = len(batches), divisor
-                    with self.batch_check.watching(batch, name_row):
+                    explaining = explaining_missing_columns(self.loader, batch, needs_labels=True)
+                    with explaining, self.batch_check.watching(batch, name_row):
                         inputs = trainer._mt_transfer(batch) if self.moves_batches else batch
                         loss = trainer.training_step(self.model, inputs, num_items)
                     self.meter.add(loss if self.owns_losses else loss.clone(), step)
