@@ -72,6 +72,7 @@ from .model.introspection import (
     spans_devices,
     tokens_in,
 )
+from .model.number_formats import check_formats
 from .model.patches.masks import AttentionMasks
 from .model.patches.unread_tokens import unread_tokens_skipped
 from .model.precision import MixedPrecision
@@ -315,6 +316,7 @@ class Trainer:
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Moves the model to the device as a whole, before it is used."""
+        check_formats(model, device)
         quantized.move(model, device)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:

@@ -29,6 +29,7 @@ from ..guards.memory import free_unused
 from ..guards.memory_errors import DeviceOutOfMemoryError, explained
 from ..model import quantized
 from ..model.introspection import base_model, main_input_name
+from ..model.number_formats import explain_format
 from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
 from ..training_args import TrainingArguments
@@ -223,6 +224,7 @@ def evaluate_dataset(
                 output = trainer.evaluation_loop(loader, **settings)
             break
         except BaseException as error:
+            explain_format(error)
             close_display(trainer.callback_handler.callbacks, of_evaluation=True)
             if not isinstance(error, DeviceOutOfMemoryError):
                 raise

@@ -178,3 +178,11 @@ def _() -> None:
 
 
 provokes("no-input", explanation_of)(lambda: trainer([{"value": 1, "labels": 2}] * 4).train())
+
+
+@provokes("float64-buffer")
+def _() -> None:
+    with simulated_mps():
+        line = Line()
+        line.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+        trainer(model=line, use_cpu=False)
