@@ -325,6 +325,7 @@ class Trainer:
 
     def get_num_trainable_parameters(self) -> int:
         """Returns the number of parameters that training changes."""
+        trainer_checks.check_has_model(self.model)
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
@@ -781,6 +782,7 @@ class Trainer:
             ignore_keys: keys of the model's outputs to leave out of the predictions.
             metric_key_prefix: what the names of the metrics begin with.
         """
+        trainer_checks.check_has_model(self.model)
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
             return evaluate_each(self, eval_dataset, metric_key_prefix, ignore_keys=ignore_keys)
         self._memory_tracker.start()
@@ -803,6 +805,7 @@ class Trainer:
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Returns predictions for `test_dataset`, with labels and metrics if it has labels; logs nothing."""
+        trainer_checks.check_has_model(self.model)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = evaluate_dataset(
@@ -944,6 +947,7 @@ class Trainer:
         Uploads them with `push_to_hub=True`, unless it is a part of a checkpoint. A sharded model is gathered for it,
         so that all processes have to call it.
         """
+        trainer_checks.check_has_model(self.model)
         weights = self._mt_checkpoints.full_weights()
         given = {} if weights is None else {"state_dict": weights}
         self._save(self.args.output_dir if output_dir is None else output_dir, **given)

@@ -17,6 +17,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 from ..callbacks.overview import announce
 from ..checkpoints.loading import read_position
 from ..checkpoints.surface import WRITERS
+from ..checkpoints.writers import check_extra_states
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
@@ -88,6 +89,8 @@ class TrainingRun:
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
         trainer._mt_checkpoints.find_stale(resume_from)
+        if args.save_strategy != "no" and not overrides.has(*WRITERS):
+            check_extra_states(unwrapped)
         if args.save_async and args.save_strategy != "no":
             overrides.allow("saving while training goes on", *WRITERS)
 
