@@ -52,6 +52,10 @@ class UnknownMetricError(MisconfigurationException, KeyError):
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
+class UnsupportedFormatError(MisconfigurationException, TypeError):
+    """The device does not have the number format of a tensor. A `TypeError`, as in torch."""
+
+
 class InvalidBatchError(MisconfigurationException, IndexError):
     """A batch has values for which the model has no class, token or position. An `IndexError`, as in torch."""
 

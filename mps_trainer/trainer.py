@@ -21,7 +21,6 @@ from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
-    RemoveColumnsCollator,
     TrainerMemoryTracker,
     TrainOutput,
     default_compute_objective,
@@ -40,9 +39,10 @@ from .checkpoints.output_folder import make_folder, own_run_folder
 from .checkpoints.rng import read_rng, set_rng
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
-from .data.columns import is_table, signature_columns, without_unused_columns
+from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
 from .data.epoch_loader import num_examples, prepare_loader
 from .data.faults import refuse_in_starting_process
+from .data.missing_columns import ModelColumns, explaining_transform
 from .data.plan import StepPlan
 from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
@@ -72,6 +72,7 @@ from .model.introspection import (
     spans_devices,
     tokens_in,
 )
+from .model.number_formats import check_formats
 from .model.patches.masks import AttentionMasks
 from .model.patches.unread_tokens import unread_tokens_skipped
 from .model.precision import MixedPrecision
@@ -315,6 +316,7 @@ class Trainer:
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Moves the model to the device as a whole, before it is used."""
+        check_formats(model, device)
         quantized.move(model, device)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
@@ -323,6 +325,7 @@ class Trainer:
 
     def get_num_trainable_parameters(self) -> int:
         """Returns the number of parameters that training changes."""
+        trainer_checks.check_has_model(self.model)
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
@@ -681,13 +684,16 @@ class Trainer:
             kept = self._remove_unused_columns(dataset, description=description)
         else:
             collator = self._get_collator_with_removed_columns(collator, description=description)
-        loader = dataloaders.make_dataloader(
-            kept, collator, self.args, batch_size, sampler_fn, is_training, self.processing_class
-        )
+        columns = self._mt_model_columns
+        with explaining_transform(columns, dataset, kept) if kept is not dataset else contextlib.nullcontext():
+            loader = dataloaders.make_dataloader(
+                kept, collator, self.args, batch_size, sampler_fn, is_training, self.processing_class
+            )
         split = is_training and buckets_of(loader) is not None
         loader = prepare_loader(loader, self.args, self._mt_processes, whole=split or None, even=is_training)
+        loader.made_for, loader.columns = dataset, columns
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
-            dataloaders.make_persistent(loader, dataset, self.args.seed)
+            dataloaders.make_persistent(loader, self.args.seed)
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
         return loader
 
@@ -735,6 +741,12 @@ class Trainer:
         self._set_signature_columns_if_needed()
         return self._signature_columns or []
 
+    @property
+    def _mt_model_columns(self) -> ModelColumns:
+        """The columns that may reach the model, and why others do not."""
+        kept = self._mt_signature_columns if self.args.remove_unused_columns else None
+        return ModelColumns(self.model, kept, self.label_names)
+
     def _set_signature_columns_if_needed(self) -> None:
         """Sets `_signature_columns` to the arguments of the model's forward() and the labels' names, if it is None."""
         if self._signature_columns is None:
@@ -748,14 +760,14 @@ class Trainer:
         """
         if not self.args.remove_unused_columns:
             return dataset
-        return without_unused_columns(dataset, self._mt_signature_columns, type(self.model).__name__, description)
+        return without_unused_columns(dataset, self._mt_model_columns, description)
 
     def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
         """Returns `data_collator`, which gets of each example, a dictionary, only what the model takes."""
         if not self.args.remove_unused_columns:
             return data_collator
         name = type(self.model).__name__
-        return RemoveColumnsCollator(data_collator, self._mt_signature_columns, logger, name, description)
+        return ColumnRemover(data_collator, self._mt_signature_columns, logger, name, description)
 
     # Evaluation
 
@@ -770,6 +782,7 @@ class Trainer:
             ignore_keys: keys of the model's outputs to leave out of the predictions.
             metric_key_prefix: what the names of the metrics begin with.
         """
+        trainer_checks.check_has_model(self.model)
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
             return evaluate_each(self, eval_dataset, metric_key_prefix, ignore_keys=ignore_keys)
         self._memory_tracker.start()
@@ -792,6 +805,7 @@ class Trainer:
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Returns predictions for `test_dataset`, with labels and metrics if it has labels; logs nothing."""
+        trainer_checks.check_has_model(self.model)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = evaluate_dataset(
@@ -933,6 +947,7 @@ class Trainer:
         Uploads them with `push_to_hub=True`, unless it is a part of a checkpoint. A sharded model is gathered for it,
         so that all processes have to call it.
         """
+        trainer_checks.check_has_model(self.model)
         weights = self._mt_checkpoints.full_weights()
         given = {} if weights is None else {"state_dict": weights}
         self._save(self.args.output_dir if output_dir is None else output_dir, **given)

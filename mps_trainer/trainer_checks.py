@@ -74,6 +74,15 @@ def check_model(model: Any, model_init: Any) -> None:
         )
 
 
+def check_has_model(model: Any) -> None:
+    """Raises MissingModelError after a search, which makes a model for each trial and keeps none."""
+    if model is None:
+        raise MissingModelError(
+            "This Trainer has no model: a search for hyper-parameters leaves none. Set the best ones, as in for name, "
+            "value in best_run.hyperparameters.items(): setattr(trainer.args, name, value); then call train()."
+        )
+
+
 def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
     """Raises ConflictingOptimizersError if two optimizers or two models are given."""
     optimizer, schedule = optimizers

@@ -116,7 +116,12 @@ class DataTrainingArguments:
             sources[:0] = [] if self.embedded or self.data_dir else ["task_name"]
         if len(sources) > 1:
             raise ValueError(f"--{sources[0]} and --{sources[1]} are two sources of data: give one of them.")
-        if sources in ([], ["test_file"]):
+        if sources == ["test_file"]:
+            raise ValueError(
+                "A test file alone does not say which labels there are. Give --train_file as well, as in training, or "
+                "--task_name."
+            )
+        if not sources:
             raise ValueError("There is nothing to train on. Give --task_name, --dataset_name, or --train_file.")
         for name in ("max_seq_length", "max_train_samples", "max_eval_samples", "max_predict_samples"):
             if (value := getattr(self, name)) is not None and value < 1:

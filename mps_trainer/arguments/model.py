@@ -45,7 +45,7 @@ class ModelArguments:
     )
     torch_compile_mode: str | None = option(None, "Mode of torch.compile; setting it enables torch_compile.")
     use_liger_kernel: bool = option(False, "Use the kernels of the package liger-kernel.")
-    liger_kernel_config: dict[str, bool] | None = option(
+    liger_kernel_config: dict | str | None = option(
         None, "Selection of liger-kernel's kernels, as JSON. [their defaults]"
     )
     chunked_cross_entropy: bool = option(

@@ -11,12 +11,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..devices.facts import parse_version
 from ..devices.large_products import INNER, MENDED_IN_2D, OUTER
+from ..model.number_formats import REFUSED_ON_MPS
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_of
 from .source import SourceLine, current_line
 from .table import OperatorTable
 
-REFUSED_DTYPES = (torch.float64, torch.complex128)
 MOVED = "tensor copied to the device"
 # The positions of the factors among an operator's tensors.
 _FACTORS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "addbmm": (1, 2), "linear": (0, 1)}
@@ -75,7 +75,7 @@ class Recorder:
     def module(self, module: torch.nn.Module) -> None:
         """Records the parameters and buffers of `module` in a format that mps does not have."""
         for name, tensor in named_tensors(module):
-            if tensor.dtype in REFUSED_DTYPES and self._is_new(tensor, ""):
+            if tensor.dtype in REFUSED_ON_MPS and self._is_new(tensor, ""):
                 kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
                 owner = type(module.get_submodule(name.rpartition(".")[0])).__name__
                 remedy = f"Make it {half(tensor.dtype)} where {owner} registers it, or cast the model before training."
@@ -85,7 +85,7 @@ class Recorder:
         self, name: str, origin: str, tensor: torch.Tensor, remedy: str | None = None, fails: bool = True
     ) -> None:
         """Records a column of a batch if mps does not have its format. `origin` describes it."""
-        if tensor.dtype not in REFUSED_DTYPES or not self._is_new(tensor, name):
+        if tensor.dtype not in REFUSED_ON_MPS or not self._is_new(tensor, name):
             return
         where = None
         if (storage := storage_of(tensor)) in self._moved:  # noted without a name when it was moved
@@ -104,7 +104,7 @@ class Recorder:
 
     def moved(self, tensor: torch.Tensor) -> None:
         """Records a copy to the device of a tensor, here, if mps does not have its format."""
-        if tensor.dtype not in REFUSED_DTYPES:
+        if tensor.dtype not in REFUSED_ON_MPS:
             return
         where = current_line()
         if (storage := storage_of(tensor)) is not None:
@@ -141,4 +141,4 @@ class Recorder:
 
 def half(dtype: torch.dtype) -> str:
     """Returns the format of half the width, which mps supports."""
-    return "complex64" if dtype.is_complex else "float32"
+    return str(REFUSED_ON_MPS[dtype]).removeprefix("torch.")

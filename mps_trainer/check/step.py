@@ -10,7 +10,7 @@ import torch
 
 from ..errors import MisconfigurationException
 from .coverage_report import CoverageReport
-from .recorder import REFUSED_DTYPES
+from .recorder import REFUSED_ON_MPS, half
 from .residency import named_tensors
 from .tracer import Tracer
 
@@ -72,12 +72,12 @@ def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
         with tracer.paused():
             batch = copy.deepcopy(prepare(inputs))  # the device has memory of its own
             for name, tensor in named_tensors(batch):
-                if tensor.dtype in REFUSED_DTYPES:
-                    converted = casts and tensor.dtype is torch.float64
-                    remedy = "Nothing: the Trainer makes it float32 on its way to the device." if converted else None
-                    tracer.recorder.column(name, _maker(stand_in, name), tensor, remedy, fails=not converted)
-                    if converted:
-                        tensor.data = tensor.data.float()
+                if tensor.dtype in REFUSED_ON_MPS:
+                    remedy = f"Nothing: the Trainer makes it {half(tensor.dtype)} on its way to the device."
+                    maker = _maker(stand_in, name)
+                    tracer.recorder.column(name, maker, tensor, remedy if casts else None, fails=not casts)
+                    if casts:
+                        tensor.data = tensor.data.to(REFUSED_ON_MPS[tensor.dtype])
             tracer.on_device(batch)
         return batch
 

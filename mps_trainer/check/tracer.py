@@ -17,7 +17,7 @@ from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits
 from .coverage_report import CoverageReport
 from .phases import Phases
 from .reads import HostCalls
-from .recorder import REFUSED_DTYPES, Recorder, half
+from .recorder import REFUSED_ON_MPS, Recorder, half
 from .residency import Residency, named_tensors
 from .source import SourceLine, current_line, inside
 from .table import Support, operator_table
@@ -145,7 +145,7 @@ class Tracer:
                 stack.enter_context(self.having(reads_are_free=True))  # reads of its parts are the same wait
             result = func(*args, **kwargs) if key is None else self._run_parts(key, func, args, kwargs)
         results = tensors_in(result)
-        if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
+        if tensors and not any(tensor.dtype in REFUSED_ON_MPS for tensor in on_device):
             self._check_results(func, results, line)
         self.residency.put(results, True)
         return result
@@ -173,7 +173,7 @@ class Tracer:
 
     def _check_results(self, func: Any, results: list[torch.Tensor], line: SourceLine | None) -> None:
         """Records the operator that creates a float64 tensor from others, but not the operators that use it."""
-        made = next((tensor for tensor in results if tensor.dtype in REFUSED_DTYPES), None)
+        made = next((tensor for tensor in results if tensor.dtype in REFUSED_ON_MPS), None)
         if (
             made is None
             or self._expanding

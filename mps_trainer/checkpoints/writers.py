@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from ..arguments.sharding import SHARDED
 from ..devices.probes import physical_memory
 from ..distributed.sharded import class_of, is_sharded
+from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.nested import map_plain_tensors, map_tensors, plain_tensors_in
 from . import shards
@@ -143,6 +144,22 @@ def _inner(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)  # a compiled one has it
 
 
+def check_extra_states(model: nn.Module) -> None:
+    """Raises MisconfigurationException if a module has a state that a file of tensors cannot hold."""
+    if hasattr(model, "peft_config"):  # only adapters are saved
+        return
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is nn.Module.get_extra_state:
+            continue
+        if not isinstance(state := module.get_extra_state(), torch.Tensor):
+            place = f" ({name!r})" if name else ""
+            raise MisconfigurationException(
+                f"get_extra_state() of {type(module).__name__}{place} returns a {type(state).__name__}, and weights "
+                "are saved as safetensors, which hold tensors alone. Return a tensor, such as "
+                "torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8)."
+            )
+
+
 # Copies in the host's memory
 
 
@@ -191,6 +208,7 @@ def write_model_files(
     """
     os.makedirs(folder, exist_ok=True)
     inner = _inner(model)
+    check_extra_states(inner)
     if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
         given = {} if state_dict is None else {"state_dict": state_dict}
         # transformers writes in the first process only, and with save_on_each_node the first one of each machine does

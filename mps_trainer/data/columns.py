@@ -7,7 +7,10 @@ import logging
 import sys
 from typing import Any
 
+from transformers.trainer_utils import RemoveColumnsCollator
+
 from ..model.introspection import base_model
+from .missing_columns import ModelColumns
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +19,20 @@ def signature_columns(model: Any, label_names: list[str]) -> list[str]:
     """Returns the names that columns of a batch may have: forward()'s arguments and the labels' names."""
     arguments = list(inspect.signature(base_model(model).forward).parameters)
     return list(dict.fromkeys([*arguments, "label", "label_ids", *label_names]))
+
+
+class ColumnRemover(RemoveColumnsCollator):
+    """Gives a collator only the columns that the model takes.
+
+    Attributes:
+        example: the last example before columns were removed, which explains what a collator or a model misses.
+    """
+
+    example: Any = None
+
+    def _remove_columns(self, feature: Any) -> Any:
+        self.example = feature
+        return super()._remove_columns(feature)
 
 
 def is_table(dataset: Any) -> bool:
@@ -34,8 +51,8 @@ def name_parts(dataset: Any) -> list[str]:
     return [str(name), *configurations, *([] if split is None else [f"split {split}"])]
 
 
-def without_unused_columns(dataset: Any, columns: list[str], model_name: str, description: str | None = None) -> Any:
-    """Returns `dataset`, a `datasets.Dataset`, with only those of its columns that are in `columns`.
+def without_unused_columns(dataset: Any, columns: ModelColumns, description: str | None = None) -> Any:
+    """Returns `dataset`, a `datasets.Dataset`, with only the columns that may reach the model.
 
     Args:
         description: what the dataset is for, in the message that names the removed columns.
@@ -43,14 +60,12 @@ def without_unused_columns(dataset: Any, columns: list[str], model_name: str, de
     Raises:
         ValueError: if no column is left.
     """
-    unused = [name for name in dataset.column_names if name not in columns]
+    unused = columns.removed(dataset.column_names)
     if len(unused) == len(dataset.column_names):
-        raise ValueError(
-            f"None of the dataset's columns ({', '.join(unused)}) is an argument of {model_name}.forward "
-            f"({', '.join(columns)}), so nothing would reach the model. Rename the columns, or set "
-            "remove_unused_columns=False if the data collator makes the model's inputs from them."
-        )
+        texts = [name for name in unused if getattr(dataset.features[name], "dtype", None) == "string"]
+        raise ValueError(columns.why_none_is_left(unused, texts))
     if unused:
         where = "" if description is None else f" of the {description} set"
-        logger.info("Ignored columns%s, which %s.forward does not take: %s.", where, model_name, ", ".join(unused))
+        takes_no = f"which {columns.model_name}.forward does not take"
+        logger.info("Ignored columns%s, %s: %s.", where, takes_no, ", ".join(unused))
     return dataset.remove_columns(unused)

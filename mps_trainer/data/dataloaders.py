@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker
@@ -42,16 +42,9 @@ def make_dataloader(
         processing_class: defines the padding for length buckets.
 
     Raises:
-        MisconfigurationException: for a `datasets.DatasetDict`, and for what is neither a dataset nor a stream.
+        MisconfigurationException: for a dictionary of datasets or columns, a DataFrame, and what has no rows.
     """
-    datasets = sys.modules.get("datasets")  # without it loaded there is no DatasetDict
-    if datasets is not None and isinstance(dataset, (datasets.DatasetDict, datasets.IterableDatasetDict)):
-        splits = list(dataset)
-        raise MisconfigurationException(
-            f"The {'training' if is_training else 'evaluation'} data is a {type(dataset).__name__} with the splits "
-            f"{', '.join(splits)}, and the Trainer needs one of them. Give it one by name, for example "
-            f"dataset[{splits[0] if splits else 'train'!r}]."
-        )
+    _check_has_rows(dataset, f"The {'training' if is_training else 'evaluation'} data")
     settings = {"batch_size": batch_size, "collate_fn": collator, **loading_settings(args)}
     if isinstance(dataset, IterableDataset):
         if is_training:
@@ -78,6 +71,28 @@ def make_dataloader(
             seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
         )
     return DataLoader(dataset, **settings)
+
+
+def _check_has_rows(dataset: Any, what: str) -> None:
+    """Raises MisconfigurationException if the rows of `dataset` have names instead of numbers."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        names = list(dataset)
+        if dataset and all(isinstance(column, (list, np.ndarray, torch.Tensor)) for column in dataset.values()):
+            raise MisconfigurationException(
+                f"{what} is a {kind} with the columns {', '.join(map(str, names))}, and the Trainer needs rows. Make "
+                "them with datasets.Dataset.from_dict(...)."
+            )
+        raise MisconfigurationException(
+            f"{what} is a {kind} with the splits {', '.join(map(str, names))}, and the Trainer needs one of them. "
+            f"Give it one by name, for example dataset[{names[0] if names else 'train'!r}]."
+        )
+    library = type(dataset).__module__.partition(".")[0]
+    if library in ("pandas", "polars") and kind == "DataFrame":
+        raise MisconfigurationException(
+            f"{what} is a {library} DataFrame, whose rows have no numbers for the Trainer. Make a dataset of it with "
+            f"datasets.Dataset.from_{library}(frame)."
+        )
 
 
 def loading_settings(args: TrainingArguments) -> dict[str, Any]:
@@ -125,12 +140,11 @@ def eval_dataset_named(given: Any, own: Any) -> tuple[str, Any]:
     return given, own[given]
 
 
-def make_persistent(loader: Any, dataset: Any, seed: int) -> None:
-    """Prepares the loader of an evaluation, made for `dataset`, for workers that later evaluations use again.
+def make_persistent(loader: Any, seed: int) -> None:
+    """Prepares the loader of an evaluation for workers that later evaluations use again.
 
     Their seeds do not come from torch's global generator: a resumed run would have to know which evaluations drew one.
     """
-    loader.made_for = dataset
     loader.generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 

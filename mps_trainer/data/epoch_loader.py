@@ -29,6 +29,7 @@ from ..errors import MisconfigurationException
 from ..guards.signals import block_signals_during_worker_start
 from .buckets import BucketBatchSampler, buckets_of
 from .faults import explain_loading, explain_starting, no_advice_to_fork
+from .missing_columns import ModelColumns
 from .order import (
     DistributedBatchSampler,
     SeededSampler,
@@ -58,7 +59,8 @@ class EpochLoader(DataLoader):
     iteration = 0
     end_of_dataloader = False  # whether the batch last given was the last of its epoch
     pass_number: int | None = None  # seeds workers that persist, see WorkerInit; None for the epoch
-    made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
+    made_for: Any = None  # the dataset before columns were removed
+    columns: ModelColumns | None = None  # those that reach the model; None for a loader that the Trainer did not make
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
     rows: dict[tuple[int, int], Sequence[int]]  # the rows of the dataset, by epoch and number of the batch
     unloaded = 0  # batches at the beginning of the next pass that are not loaded

@@ -17,6 +17,8 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from ..errors import MisconfigurationException, explain
+from .columns import ColumnRemover, is_table
+from .missing_columns import innermost, is_of_transformers, missing_key
 
 _MOST_TRIED = 256  # rows in a batch, up to which each is tried by itself
 _MOST_NAMED = 32  # rows that a message names
@@ -34,7 +36,7 @@ def explain_loading(error: Exception, loader: Any, batches: Any, number: int) ->
     """Explains `error`, raised when batch `number` of `batches`, torch's iterator over `loader`, was loaded."""
     try:
         text = _why_files_ran_out(error, loader) or why_worker_died(error, batches)
-        text = text or _why_batch_failed(loader, number)
+        text = text or _why_batch_failed(error, loader, number)
     except Exception as another:  # a search for the fault must not hide the fault; a worker's death is heard anywhere
         text = why_worker_died(another, batches)
     if text is not None:
@@ -162,29 +164,42 @@ def naming(rows: list[int]) -> str:
     return f"row{'s' if len(rows) != 1 else ''} {named}{more}"
 
 
-def _why_batch_failed(loader: Any, number: int) -> str | None:
+def _why_batch_failed(error: Exception, loader: Any, number: int) -> str | None:
     if isinstance(loader.dataset, IterableDataset):
         kind = type(loader.dataset).__name__
-        return f"Batch {number} of the epoch, counted from 0, could not be made from the stream {kind}."
+        why = _why_stream_failed(error, loader)
+        return why or f"Batch {number} of the epoch, counted from 0, could not be made from the stream {kind}."
     is_in_order = loader.in_order or not loader.num_workers
     rows = rows_of_batches(loader, loader.iteration, number) if is_in_order else None
-    if rows is None:
+    return None if rows is None else _find(loader, rows)
+
+
+def _why_stream_failed(error: Exception, loader: Any) -> str | None:
+    """Returns why the collator failed if it asked for a removed column. The stream's rows cannot be read again."""
+    columns, collate = loader.columns, loader.collate_fn
+    if columns is None or not isinstance(collate, ColumnRemover):
         return None
-    batched = loader.batch_size is not None or loader.batch_sampler is not None
-    return _find(loader.dataset, loader.collate_fn, rows, batched)
+    if collate.example is not None:
+        return columns.why_collator_fails(error, collate.data_collator, [collate.example])
+    removed = columns.removed([name for name in (missing_key(error),) if name is not None])
+    return columns.why_needed(removed, "the data collator") if removed else None
 
 
-def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> str:
+def _find(loader: Any, rows: list[int]) -> str:
     """Returns the fault of a batch of `rows`, found by collating it again, without single rows and columns."""
+    dataset, collate, columns, whole = loader.dataset, loader.collate_fn, loader.columns, loader.made_for
+    batched = loader.batch_size is not None or loader.batch_sampler is not None
     examples = []
     for row in rows:
         try:
             examples.append(dataset[row])
-        except Exception:
-            return (
+        except Exception as error:
+            is_reduced = columns is not None and is_table(whole)
+            return (is_reduced and columns.why_row_fails(error, whole, dataset, row)) or (
                 f"Row {row} of the dataset cannot be read. It was loaded for a batch of {naming(rows)}. Fix that row "
                 "or leave it out."
             )
+    failed: list[Exception] = []
 
     def works(some: list[Any]) -> bool:
         try:
@@ -192,18 +207,25 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> st
         except Exception as error:
             if _DEAD_WORKER.search(str(error)):
                 raise
+            failed.append(error)
             return False
         return True
 
     begin = f"A batch could not be made from {naming(rows)} of the dataset"
     if works(examples):
         return f"{begin} at first, and could be made when it was tried again. What to do: see what else it depends on."
+    if columns is not None and batched:
+        with_all = collate.data_collator if isinstance(collate, ColumnRemover) else collate
+        if why := columns.why_collator_fails(failed[0], with_all, [whole[row] for row in rows]):
+            return why
     if ragged := _unpadded(collate, examples):
         return (
             f"{begin}, because nothing pads column{'s' * (len(ragged) > 1)} {', '.join(map(repr, ragged))}, whose "
             "lists differ in length: the Trainer was given no tokenizer. Give it processing_class=tokenizer, or a "
             "data_collator that pads."
         )
+    if why := _without_names(loader, examples):
+        return f"{begin}, because {why}"
     culprits, column = _culprits(examples, works), _column(examples, works)
     if culprits and column is None:
         column = _column([examples[i] for i in culprits], works)
@@ -212,20 +234,31 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> st
         found.append(f"column {column!r} ({_oddity(examples, culprits, column)})")
     at_fault = f" because of {', '.join(found)}" if found else ""
     todo = "Fix or leave out what is at fault" if found else "Look at these rows"
-    return f"{begin}{at_fault}. {todo}, or give the Trainer a data_collator that can take it."
+    return f"{begin}{at_fault}. {todo}, or give the Trainer a data_collator that makes what forward() takes of it."
 
 
 def _unpadded(collate: Callable, examples: list[Any]) -> list[str]:
     """Returns the columns that differ in length, if tokens are among them and the Trainer was given no tokenizer."""
     from transformers.data.data_collator import default_data_collator
 
-    while inner := getattr(collate, "data_collator", None) or getattr(collate, "collator", None):
-        collate = inner
-    if collate is not default_data_collator or not all(isinstance(example, Mapping) for example in examples):
+    if innermost(collate) is not default_data_collator or not all(isinstance(each, Mapping) for each in examples):
         return []
     columns = {name: [example.get(name) for example in examples] for name in examples[0]}
     ragged = [name for name, values in columns.items() if len({len(v) for v in values if isinstance(v, Sized)}) > 1]
     return ragged if "input_ids" in ragged else []
+
+
+def _without_names(loader: Any, examples: list[Any]) -> str | None:
+    """Returns what rows have to be if transformers' collator gets rows without names."""
+    if not isinstance(examples[0], (str, tuple, list)) or not is_of_transformers(loader.collate_fn):
+        return None
+    names = "" if loader.columns is None else f": {', '.join(loader.columns.named)}"
+    begin = "Tokenize the texts, and give" if isinstance(examples[0], str) else "Give"
+    rows = "the rows are texts" if isinstance(examples[0], str) else f"each row is a {type(examples[0]).__name__}"
+    return (
+        f"{rows}, and the data collator needs names. {begin} the Trainer dictionaries with the names that "
+        f"forward() takes{names}; or give it a data_collator that makes them."
+    )
 
 
 def _culprits(examples: list[Any], works: Callable[[list[Any]], bool]) -> list[int]:

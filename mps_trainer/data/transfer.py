@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..devices.facts import parse_version
+from ..model.number_formats import REFUSED_ON_MPS
 from ..utils.nested import map_tensors, tensors_in
 
 _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
@@ -30,7 +31,8 @@ class BatchTransfer:
         """Returns `data` with every tensor in it on the device; dictionaries, lists and tuples keep their type.
 
         Another object is moved by its method `to`, if it has one, as Accelerate moves a batch of graphs. On mps, which
-        has no float64, such tensors become float32: they are what NumPy makes of Python's floats.
+        has no float64 and complex128, such tensors become float32 and complex64: NumPy makes the former of Python's
+        floats.
         """
         device = self.device
         if device.type == "cpu":
@@ -75,4 +77,4 @@ def _packs(tensor: torch.Tensor) -> bool:
 
 
 def _dtype_on(device: torch.device, tensor: torch.Tensor) -> torch.dtype:
-    return torch.float32 if device.type == "mps" and tensor.dtype == torch.float64 else tensor.dtype
+    return REFUSED_ON_MPS.get(tensor.dtype, tensor.dtype) if device.type == "mps" else tensor.dtype

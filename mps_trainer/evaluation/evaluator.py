@@ -20,6 +20,7 @@ from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
 from ..data.epoch_loader import host_batches, read_alike
+from ..data.missing_columns import explaining_missing_columns
 from ..data.order import distributed_sampler, is_distributed, is_padding
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
@@ -28,6 +29,7 @@ from ..guards.memory import free_unused
 from ..guards.memory_errors import DeviceOutOfMemoryError, explained
 from ..model import quantized
 from ..model.introspection import base_model, main_input_name
+from ..model.number_formats import explain_format
 from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
 from ..training_args import TrainingArguments
@@ -106,7 +108,8 @@ def run_evaluation(
         for number, ((inputs, is_last), counts) in enumerate(steps):
             counts = counts and not (is_shared and is_padding(loader, number))
             size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
-            with check.watching(inputs, name_row):
+            explaining = explaining_missing_columns(loader, inputs, needs_labels=False)
+            with explaining, check.watching(inputs, name_row):
                 inputs = trainer._mt_transfer(inputs) if moves_batches else inputs
                 loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and preprocess is not None:
@@ -221,6 +224,7 @@ def evaluate_dataset(
                 output = trainer.evaluation_loop(loader, **settings)
             break
         except BaseException as error:
+            explain_format(error)
             close_display(trainer.callback_handler.callbacks, of_evaluation=True)
             if not isinstance(error, DeviceOutOfMemoryError):
                 raise

@@ -67,6 +67,7 @@ class Predictions:
     def __init__(self, args: TrainingArguments, keep_outputs: bool = True, apart: bool = False) -> None:
         self._joins, self._joins_early = args.eval_do_concat_batches, args.eval_do_concat_batches and not apart
         self._every, self._keeps_outputs, self._count = args.eval_accumulation_steps, keep_outputs, 0
+        self._first_kind: str | None = None
         self._on_device: list[list[Any]] = [[], [], [], []]
         self._on_host: list[list[Any]] = [[], [], [], []]
 
@@ -74,12 +75,25 @@ class Predictions:
         """Adds a batch of `size` examples, whose mean loss counts once for each of them."""
         losses = None if loss is None else loss.repeat(size)
         values = (losses, predictions, labels, inputs) if self._keeps_outputs else (losses,)
+        if self._keeps_outputs and predictions is not None:
+            self._check_alike(predictions)
         for batches, value in zip(self._on_device, values, strict=False):
             if value is not None:
                 batches.append(_map(_without_shared_memory, [value]))
         self._count += 1
         if self._every and self._count % self._every == 0:
             self._to_host()
+
+    def _check_alike(self, predictions: Any) -> None:
+        """Raises TypeError if the batch's predictions differ in kind from those of the first batch."""
+        kind = _kind(predictions)
+        self._first_kind = kind if self._first_kind is None else self._first_kind
+        if kind != self._first_kind:
+            raise TypeError(
+                f"The model's outputs are {self._first_kind} in the first batch, and {kind} in batch {self._count}, "
+                "counted from 0. Most likely one of them is missing or None in some batches. Return it for each, or "
+                "leave it out with ignore_keys."
+            )
 
     def _to_host(self) -> None:
         for on_device, on_host in zip(self._on_device, self._on_host, strict=True):
@@ -131,8 +145,27 @@ def mean_loss(losses: Any, finite_only: bool) -> float | None:
     return (losses[finite] if finite_only and finite.any() else losses).mean().item()
 
 
-def _without_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a view, which keeps the whole batch in memory, and what a worker sent, which keeps a file open."""
+def _kind(value: Any) -> str:
+    """Returns in words how tensors are nested in `value`."""
+    if isinstance(value, Mapping):
+        entries = [f"{key} ({_kind(each)})" if _is_nested(each) else str(key) for key, each in value.items()]
+        return f"a {type(value).__name__} with {', '.join(entries)}"
+    if isinstance(value, (list, tuple)):
+        nested = [_kind(each) for each in value if _is_nested(each)]
+        return f"a {type(value).__name__} of {len(value)}{' with ' * bool(nested)}{' and '.join(nested)}"
+    return "a tensor"
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple))
+
+
+def _without_shared_memory(tensor: torch.Tensor | np.ndarray) -> torch.Tensor:
+    """Copies a view, which keeps the whole batch in memory, and what a worker sent, which keeps a file open.
+
+    An array, as preprocess_logits_for_metrics may return, becomes a tensor.
+    """
+    tensor = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
     is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
     return tensor.clone() if is_view or (tensor.device.type == "cpu" and tensor.is_shared()) else tensor
 

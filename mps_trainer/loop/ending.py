@@ -10,6 +10,7 @@ from ..callbacks.events import Events
 from ..errors import add_to_explanation, explain, explanation_of
 from ..guards.awake import awake
 from ..guards.gpu_faults import explanation_of_mps_error
+from ..model.number_formats import explain_format
 from .surface import TrainerSurface
 
 
@@ -25,6 +26,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
             yield
         _end_report(events, None)
     except BaseException as error:
+        explain_format(error)
         run = trainer._mt_run
         if run is not None:
             if isinstance(error, RuntimeError):

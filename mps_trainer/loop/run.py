@@ -17,9 +17,11 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 from ..callbacks.overview import announce
 from ..checkpoints.loading import read_position
 from ..checkpoints.surface import WRITERS
+from ..checkpoints.writers import check_extra_states
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
+from ..data.missing_columns import explaining_missing_columns
 from ..data.plan import StepPlan
 from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
@@ -87,6 +89,8 @@ class TrainingRun:
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
         trainer._mt_checkpoints.find_stale(resume_from)
+        if args.save_strategy != "no" and not overrides.has(*WRITERS):
+            check_extra_states(unwrapped)
         if args.save_async and args.save_strategy != "no":
             overrides.allow("saving while training goes on", *WRITERS)
 
@@ -308,7 +312,8 @@ class TrainingRun:
                 if divisor is not None:
                     name_row = functools.partial(self.history.name_row, step, batches, i)
                     trainer.current_gradient_accumulation_steps, trainer._mt_loss.divisor = len(batches), divisor
-                    with self.batch_check.watching(batch, name_row):
+                    explaining = explaining_missing_columns(self.loader, batch, needs_labels=True)
+                    with explaining, self.batch_check.watching(batch, name_row):
                         inputs = trainer._mt_transfer(batch) if self.moves_batches else batch
                         loss = trainer.training_step(self.model, inputs, num_items)
                     self.meter.add(loss if self.owns_losses else loss.clone(), step)

@@ -20,6 +20,7 @@ from ..errors import MisconfigurationException
 from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors
 from ..utils.text import first_line
+from .number_formats import check_formats
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class MixedPrecision:
         """Moves `model` to the device, unless it is sharded."""
         self.has_model = True
         if place and not is_sharded(model):
+            check_formats(model, self.device)
             model.to(self.device)
 
     @contextlib.contextmanager

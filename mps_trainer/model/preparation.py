@@ -121,7 +121,7 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
         hook.remove()
 
 
-def _use_liger_kernels(model: nn.Module, config: dict[str, bool] | None) -> None:
+def _use_liger_kernels(model: nn.Module, config: Any) -> None:
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
     except ImportError as error:

@@ -146,6 +146,8 @@ def make_optimizer(
     what: Any = groups
     for name in ("params", "model", "optimizer_dict"):
         what = settings.pop(name, what)
+    if settings.get("fused"):
+        _refuse_complex(model)
     in_shards = any(map(is_shard, model.parameters()))
     if kind is torch.optim.AdamW and settings.get("fused") and not in_shards:
         kind = AdamW  # the same with fewer kernels
@@ -161,6 +163,17 @@ def make_optimizer(
             if isinstance(module, nn.Embedding):
                 manager.register_module_override(module, "weight", {"optim_bits": 32})
     return optimizer
+
+
+def _refuse_complex(model: nn.Module) -> None:
+    """Raises MisconfigurationException for complex weights, which no fused optimizer of torch takes."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex() and parameter.requires_grad:
+            raise MisconfigurationException(
+                f"parameter {name!r} of {type(model).__name__} is {str(parameter.dtype).removeprefix('torch.')}, and "
+                "optim='adamw_torch_fused' updates all weights in one kernel for real numbers. Use "
+                "optim='adamw_torch'."
+            )
 
 
 def _uncompiled(kind: Any, settings: dict[str, Any], model: nn.Module) -> Any:

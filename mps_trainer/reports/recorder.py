@@ -27,7 +27,7 @@ from . import record, run_facts
 from .classification import classification_of, texts_of
 from .formatting import date
 from .record import FAILED, FINISHED, PAGE, RUNNING, STEP, STOPPED, Event, RunRecord, Session
-from .redaction import readable, rules_of
+from .redaction import error_text, readable, rules_of
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class Recorder:
             text = signals.get(error.code, f"with exit status {error.code}")
             kind, event = STOPPED, "stop"
         else:
-            kind, event, text = FAILED, "fault", readable(f"{type(error).__name__}: {error}", 600)
+            kind, event, text = FAILED, "fault", error_text(error)
         self.record.outcome = {"kind": kind, "text": readable(text)}
         self._add(event, text)
 

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
+import traceback
 from dataclasses import fields, is_dataclass
 from enum import EnumMeta
 from typing import Any
+from urllib.parse import unquote
 
 from ..devices.facts import without_home
+from ..errors import AnotherProcessFailedError, explanation_of
 from ..utils.text import LONGEST, as_line, choice_text
 
 NOT_SHOWN = "..."
 
+_PACKAGE = __name__.partition(".")[0]
+_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]|^<")
+_LONGEST_WORD, _LONGEST_CAPITALS = 20, 14  # internationalization, CONFIGURATION
+
 # User and password of an address, up to the last @ (without a password there is no / in it), then query and fragment.
 _USER = re.compile(r"(?<=//)(?:[^\s/:]*:\S*|[^\s/?#]+)@|(?<![^\s'\"(=])[^\s/:@'\"]+:(?!//)\S+@(?=\w)")
 _QUERY = re.compile(r"(://[^\s?#;'\"<>]*)[?#;][^\s'\"<>]*")
-_WORD = re.compile(r"[\w+/.~%-]{20,}=*")
-_TOKEN = re.compile(
-    r"(?<![A-Za-z0-9])(?:(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|npm_|sk-|A[KS]IA|AIza)[\w-]*[A-Za-z0-9]{16}"
-    r"|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12})"  # the last is a UUID, a form of keys as well
-)
-_RUN = re.compile(r"[A-Za-z0-9+/]{16,}")
-_CHANGE = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+_ENCODED = re.compile(r"\S*%(?:25)*3A%(?:25)*2F\S*", re.IGNORECASE)  # an address as a part of another one
+_WORD = re.compile(r"(?P<checksum>sha256[ :=]+[0-9a-f]{64}\b)|[\w+/.~%-]{20,}=*")
+_PART = re.compile(r"[A-Za-z0-9]+")
+_PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")  # Data, Collator, For, Seq, 2, Seq
 
 Rule = tuple[Any, bool]  # argparse's action for a flag, and True if any text is shown
 
@@ -71,19 +77,71 @@ def shown(value: Any, rule: Rule | None) -> Any:
     return without_home(text) if os.path.exists(text) else NOT_SHOWN
 
 
+def error_text(error: BaseException) -> str:
+    """Returns what a report shows of an error: its class and place, and what this package has to say about it.
+
+    The text of an error is shown only if this package wrote it. Others quote what they were given: an address with a
+    password, a header with a key, a row of the data.
+    """
+    name, explanation = type(error).__name__, explanation_of(error)
+    is_own = type(error).__module__.startswith(f"{_PACKAGE}.") and not isinstance(error, AnotherProcessFailedError)
+    text = f"{name}: {error}" if is_own else f"{name}{_place(error)}. Its text is in the terminal, not in the report."
+    return readable(text if explanation is None else f"{text} {explanation}")
+
+
+def _place(error: BaseException) -> str:
+    """Returns the line of the script or of a module beside it that raised an error, or called what did; "" if none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if not each.filename.startswith(_FOLDER) and not _INSTALLED.search(each.filename)]
+    if not (found := own or frames):
+        return ""
+    return f" at {os.sep.join(found[-1].filename.split(os.sep)[-2:])}:{found[-1].lineno}"
+
+
 def readable(text: str, longest: int = LONGEST) -> str:
     """Returns `text` as one line for others, with ~ for the home folder.
 
-    Addresses lose user, query and fragment. Words of 20 characters and more that begin like a token, or look as random
-    as one, are cut, and so are git commits: keys of W&B have the same form. Existing paths stay.
+    Addresses lose user, query and fragment. Words of 20 characters and more are cut if a part of them is not made of
+    words or numbers, as that of a key, and so are git commits: keys of W&B have the same form. Existing paths stay.
     """
-    text = _QUERY.sub(r"\1", _USER.sub("", text[: 10 * longest]))
+    text = _ENCODED.sub(_decoded, text[: 10 * longest])
+    text = _QUERY.sub(r"\1", _USER.sub("", text))
     return as_line(without_home(_WORD.sub(_cut, text)), longest)
 
 
-def _cut(found: re.Match[str]) -> str:
-    """Returns NOT_SHOWN for a word whose letters, digits and capitals change as often as those of a random one."""
+def _decoded(found: re.Match[str]) -> str:
     word = found[0]
-    runs = _RUN.findall(word)
-    is_random = any(len(_CHANGE.findall(run)) >= len(run) / 5 for run in runs)
-    return NOT_SHOWN if (is_random or _TOKEN.search(word)) and not os.path.exists(word.rstrip(".")) else word
+    while (plain := unquote(word)) != word:
+        word = plain
+    return word
+
+
+def _cut(found: re.Match[str]) -> str:
+    word = found[0]
+    is_shown = (
+        found["checksum"] or all(map(_is_made_of_words, _PART.findall(word))) or os.path.exists(word.rstrip("."))
+    )
+    return word if is_shown else NOT_SHOWN
+
+
+def _is_made_of_words(part: str) -> bool:
+    """Returns True for a part of a name: few pieces, none longer than a word, or a name that a library exports.
+
+    1 of 2,000 random texts of 22 letters and digits has as few pieces.
+    """
+    if re.fullmatch("[a-z0-9]{1,8}", part):  # the number of a run, a version
+        return True
+    pieces = _PIECE.findall(part)
+    is_mixed = part.upper() != part != part.lower()
+    is_short = len(pieces) <= max(3, len(part) // 5 if is_mixed else 0)
+    is_word = all(len(piece) <= (_LONGEST_CAPITALS if piece.isupper() else _LONGEST_WORD) for piece in pieces)
+    return (is_short and is_word) or part in _exported()
+
+
+@functools.cache
+def _exported() -> frozenset[str]:
+    """Returns the names of transformers and torch, such as AutoModelForSeq2SeqLM."""
+    import torch
+    import transformers
+
+    return frozenset([*dir(transformers), *dir(torch), *dir(torch.nn)])

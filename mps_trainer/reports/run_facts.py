@@ -28,7 +28,6 @@ _MOST_EXAMPLES = 200_000
 _LONGEST = 4000  # characters of a command line
 _GIT_TIMEOUT = 2.0  # seconds
 
-_FLAG = re.compile(r"--?[A-Za-z]?|--[\w.-]+")
 _NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")
 
 
@@ -146,7 +145,8 @@ def command_line(argv: Sequence[str], rules: Mapping[str, Rule]) -> str:
             rule = rule if rule is not None and rule[0].nargs in ("+", "*") else None
         else:
             rule = rules.get(flag)
-            name = flag if rule is not None or _FLAG.fullmatch(readable(flag)) else flag[:2] + NOT_SHOWN
+            # an undeclared flag may be a value that begins with a hyphen
+            name = flag if rule is not None else ("--" if flag.startswith("--") else "-") + NOT_SHOWN
             words.append(f"{name}={shown(value, rule)}" if equals else name)
             rule = None if equals else rule
     return as_line(without_home(shlex.join(words)), _LONGEST)

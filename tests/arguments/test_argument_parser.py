@@ -35,7 +35,7 @@ COMMAND_LINE = """
 --task_name mrpc --output-dir run --learning_rate 2e-5 --num_train_epochs 1 --do_train --do_eval False
 --eval_strategy steps --logging_steps 10 --save-steps 0.5 --warmup_steps 0.1 --no_remove_unused_columns
 --label_names start end --save_total_limit 2 --devices 1 --disable_tqdm true --gradient_checkpointing
---lr_scheduler_kwargs '{"num_cycles": 2}' --no_report
+--lr_scheduler_kwargs '{"num_cycles": 2}' --no_report --liger_kernel_config '{"rope": false}'
 """
 
 
@@ -62,6 +62,7 @@ def test_the_command_line_and_an_empty_one():
         "gradient_checkpointing": True,
         "activation_checkpointing": True,
         "lr_scheduler_kwargs": {"num_cycles": 2},
+        "liger_kernel_config": {"rope": False},
         "report": False,
     }
     assert {name: getattr(args, name) for name in expected} == expected

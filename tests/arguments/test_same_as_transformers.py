@@ -15,6 +15,7 @@ from mps_trainer.arguments.deprecated import DeprecatedArguments
 
 # field -> why it is not as in transformers
 DELIBERATE_TYPES = {
+    "liger_kernel_config": "text on the command line, where transformers' parser takes none",
     "output_dir": "it is never None once the arguments exist",
     "activation_checkpointing": "true or false once the arguments exist, so that code that reads it need not ask",
     "gradient_checkpointing": "as activation_checkpointing",

@@ -38,6 +38,12 @@ DATA = [
         "test data has no text in the column 'text'",
         {"a.csv": CSV, "t.csv": "label\n1\n"},
     ),
+    Case(
+        "data: a test file alone",
+        ("--test_file", "t.csv", *NO_WEIGHTS, "--do_predict", "--output_dir", "out"),
+        "A test file alone does not say which labels there are. Give --train_file as well",
+        {"t.csv": CSV},
+    ),
     # bytes
     files("an open quote at the end", "train.csv, line 5: unexpected end of data", CSV + 'x,"1\ny,0\n', CSV),
     files("UTF-16", ["train.csv cannot be loaded", "UTF-8"], CSV.encode("utf-16"), CSV),

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import loading, manifest, output_folder, writers
-from tests.conftest import assert_same_weights, refusal, weights
+from tests.conftest import Classifier, assert_same_weights, refusal, weights
 from tests.tiny import tiny
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -274,3 +274,32 @@ def test_the_bars_of_transformers_are_shown_again_if_they_were_before(make_args,
     monkeypatch.setattr(bert, "save_pretrained", lambda *args, **how: inside.append(is_shown()) or save(*args, **how))
     writers.write_model_files(bert, None, make_args(), str(tmp_path))
     assert (inside, is_shown()) == ([False], shown)
+
+
+class WithState(Classifier):
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize("state", [{"seen": 3}, {"seen": torch.ones(2)}, "text", None])
+def test_an_extra_state_that_is_no_tensor_is_refused_before_training(make_trainer, state):
+    trainer = make_trainer({"model": nn.Sequential(WithState(state))}, max_steps=2, save_strategy="steps")
+    for work in (trainer.train, trainer.save_model):
+        text = refusal(work)
+        assert f"get_extra_state() of WithState ('0') returns a {type(state).__name__}, and weights are saved" in text
+        assert "torch.frombuffer(bytearray(pickle.dumps(state)), dtype=torch.uint8)" in text
+    assert trainer.state.global_step == 0
+
+
+def test_an_extra_state_is_free_where_it_is_not_saved(make_trainer):
+    trainer = make_trainer({"model": WithState({"seen": 3})}, max_steps=1, save_strategy="no")
+    assert trainer.train().global_step == 1
+    model = WithState(torch.ones(2))
+    assert make_trainer({"model": model}, max_steps=1, save_strategy="steps", save_steps=1).train().global_step == 1

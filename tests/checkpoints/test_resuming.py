@@ -116,6 +116,15 @@ def test_best_checkpoint_is_never_an_earlier_runs(make_trainer, trained, caplog)
     assert "the best evaluation, at step 1, has no checkpoint, so the last weights are kept. Give save" in caplog.text
 
 
+def test_a_best_evaluation_between_checkpoints_is_said_to_have_no_weights(trained, caplog):
+    settings = {"max_steps": 4, "save_steps": 2, "load_best_model_at_end": True, **BEST}
+    run = trained({"compute_metrics": scores(1, 5, 9, 3)}, **settings)
+    assert (run.state.best_global_step, os.path.basename(run.state.best_model_checkpoint)) == (3, "checkpoint-2")
+    said = "the best evaluation, at step 3, has no checkpoint, so the weights of the best one that has, "
+    assert said in caplog.text
+    assert "checkpoint-2, are loaded. Give save_steps the value of eval_steps" in caplog.text
+
+
 def test_without_a_metric_that_is_a_number_there_is_no_best_and_the_warning_says_so(trained, caplog):
     given = {"compute_metrics": scores(math.nan, math.nan)}
     trained(given, max_steps=2, save_steps=1, load_best_model_at_end=True, **BEST)

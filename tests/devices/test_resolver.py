@@ -336,3 +336,14 @@ REFUSED = [
 @pytest.mark.parametrize(("facts", "request_", "said"), REFUSED)
 def test_processes_and_backends_that_do_not_fit_the_machine_are_refused(facts, request_, said):
     assert re.search(said, refused(facts, **request_))
+
+
+@pytest.mark.parametrize("machine", ["m3_macos_15", "linux_simulated_mps"])
+def test_a_default_of_float64_is_the_reason_for_the_cpu(machine):
+    error = "TypeError: Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+    facts = replace(MACHINES[machine], mps_allocation_ok=False, mps_allocation_error=error)
+    decision = resolve(DeviceRequest(), facts)
+    assert decision.name == "cpu"
+    assert "torch's default number format is float64, which mps does not have" in str(decision.rejected[0].why)
+    said = refusal(resolve, DeviceRequest(accelerator="mps"), facts, kind=DeviceUnavailableError)
+    assert "call torch.set_default_dtype(torch.float32)" in said

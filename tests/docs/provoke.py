@@ -168,3 +168,21 @@ PROVOCATIONS["nonfinite-told"] = lambda: first_logged(
 
 
 provokes("nothing-pads", explanation_of)(lambda: sequential(TOKENS, remove_unused_columns=False).train())
+
+
+@provokes("removed-column", explanation_of)
+def _() -> None:
+    made = trainer([{**row, "text": "a film"} for row in ROWS])
+    made.data_collator = lambda rows: {"x": [len(row["text"]) for row in rows]}
+    made.train()
+
+
+provokes("no-input", explanation_of)(lambda: trainer([{"value": 1, "labels": 2}] * 4).train())
+
+
+@provokes("float64-buffer")
+def _() -> None:
+    with simulated_mps():
+        line = Line()
+        line.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+        trainer(model=line, use_cpu=False)

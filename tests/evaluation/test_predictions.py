@@ -11,6 +11,7 @@ from transformers.trainer_pt_utils import EvalLoopContainer
 
 from mps_trainer.distributed import Processes
 from mps_trainer.evaluation.predictions import Predictions, mean_loss
+from tests.conftest import refusal
 
 
 def tensors(*shapes, dtype=torch.float32):
@@ -101,3 +102,38 @@ def test_batches_are_copied_to_the_host_once(mps):
 )
 def test_the_mean_loss_leaves_out_what_is_not_finite(losses, finite_only, expected):
     assert mean_loss(None if losses is None else np.array(losses), finite_only) == expected
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_arrays_of_numpy_are_taken_like_tensors(join):
+    kept, same = empty(join), empty(join)
+    for batch in CASES["of many widths"]:
+        kept.add(None, len(batch), (batch.numpy(), batch), None, None)
+        same.add(None, len(batch), (batch, batch), None, None)
+    flat, expected = (tree_flatten(each.arrays()[1])[0] for each in (kept, same))
+    assert all(map(np.array_equal, flat, expected))
+
+
+ROWS = torch.ones(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (ROWS, (ROWS, ROWS), "a tensor in the first batch, and a tuple of 2 in batch 1"),
+        ((ROWS, ROWS), ROWS, "a tuple of 2 in the first batch, and a tensor in batch 1"),
+        ((ROWS, ROWS), (ROWS, ROWS, ROWS), "a tuple of 2 in the first batch, and a tuple of 3 in batch 1"),
+        ({"a": ROWS, "b": ROWS}, {"a": ROWS}, "a dict with a, b in the first batch, and a dict with a in batch 1"),
+        (
+            (ROWS, [ROWS, ROWS]),
+            (ROWS, [ROWS]),
+            "a tuple of 2 with a list of 2 in the first batch, and a tuple of 2 with a list of 1 in batch 1",
+        ),
+    ],
+)
+def test_batches_whose_outputs_differ_in_kind_are_refused_at_once(first, second, says):
+    kept = empty()
+    kept.add(None, 3, first, None, None)
+    text = refusal(kept.add, None, 3, second, None, None, kind=TypeError)
+    assert f"The model's outputs are {says}, counted from 0" in text
+    assert "missing or None in some batches. Return it for each, or leave it out with ignore_keys" in text

@@ -3,6 +3,8 @@
 import contextlib
 
 import pytest
+import torch
+from torch import nn
 
 from mps_trainer.errors import MissingPackageError
 from mps_trainer.optim.factory import class_and_settings
@@ -23,3 +25,28 @@ def test_paged_and_8_bit_optimizers_are_refused_on_mps_in_one_line(optim, make_a
 def test_others_are_not(optim, make_args, mps):
     with contextlib.suppress(MissingPackageError):
         class_and_settings(make_args(optim=optim))
+
+
+class Waves(nn.Module):
+    """Has complex weights, as a Fourier neural operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.line, self.waves = nn.Linear(4, 2), nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))
+
+    def forward(self, x, labels=None):
+        logits = torch.view_as_real(self.line(x).to(torch.complex64) @ self.waves)[..., 0]
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.every_device
+@pytest.mark.parametrize("settings", [{}, {"optim": "adamw_torch_fused"}])
+def test_complex_weights_are_refused_by_a_fused_optimizer_with_one_that_takes_them(make_trainer, settings):
+    text = refusal(make_trainer({"model": Waves()}, max_steps=1, **settings).train)
+    assert "parameter 'waves' of Waves is complex64, and optim='adamw_torch_fused'" in text
+    assert text.endswith("Use optim='adamw_torch'.")
+
+
+@pytest.mark.every_device
+def test_complex_weights_train_with_the_other_one(trained):
+    assert trained({"model": Waves()}, max_steps=1, optim="adamw_torch").state.global_step == 1

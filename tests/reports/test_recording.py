@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from mps_trainer import Trainer, TrainingArguments
+from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.reports import recorder
 from mps_trainer.reports.record import NAME, PAGE
 from tests.conftest import accuracy, callback, examples, messages_with, on_device, refusal
@@ -201,7 +201,8 @@ class Fails(torch.nn.Module):
 @pytest.mark.parametrize(
     ("error", "kind", "says"),
     [
-        (RuntimeError("the <b>model</b> broke\nin two"), "fault", "RuntimeError: the <b>model</b> broke in two"),
+        (MisconfigurationException("a <b>row</b>\nis odd"), "fault", "MisconfigurationException: a <b>row</b> is odd"),
+        (RuntimeError("a secret"), "fault", "RuntimeError at reports/test_recording.py:"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "fault", "ran out of memory in"),
         (KeyboardInterrupt(), "stop", "by SIGINT (Ctrl-C)"),
         (SystemExit(143), "stop", "by SIGTERM"),
@@ -219,7 +220,8 @@ def test_a_run_that_fails_leaves_what_there_is(make_trainer, tmp_path, error, ki
     assert says in record["events"][-1]["text"]
     assert [entry["step"] for entry in record["history"]] == [1, 2]
     page = (tmp_path / "run" / PAGE).read_text()
-    assert "<b>model" not in page
+    assert "<b>row" not in page
+    assert "a secret" not in page
 
 
 def test_what_is_refused_before_a_step_is_made_leaves_the_folder_as_it_was(make_trainer, tmp_path):

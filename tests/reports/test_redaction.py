@@ -3,18 +3,22 @@
 import dataclasses
 import json
 import os
+import random
 import shlex
+import string
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Optional
 
 import pytest
+import torch
 
 from mps_trainer import Trainer, TrainingArguments
+from mps_trainer.errors import AnotherProcessFailedError, NonFiniteLossError, explain
 from mps_trainer.loop.preemption import script_takes_flags
 from mps_trainer.reports.record import NAME, PAGE
-from mps_trainer.reports.redaction import NOT_SHOWN, readable, rules_of, shown
+from mps_trainer.reports.redaction import NOT_SHOWN, error_text, readable, rules_of, shown
 from mps_trainer.reports.run_facts import command_line
 from tests.conftest import examples, refusal
 
@@ -80,6 +84,7 @@ SECRETS = [
     "--auth '{\"user\": \"S3CRET\"}'", "--extra.password S3CRET", "--pin 73519", "--pin=73519", "--password -73519",
     "--key 7.3519", "--otp -7.3519e4", "--password true", "--hub_tok S3CRET", "--seeds 73519", "--Seed 73519",
     "--data_url https://me:S3CRET@host/data", "--url https://host/data?sig=S3CRET",
+    "--password --S3CRET", "--password -S3CRET", "--password --S3CRET=S3CRET", "--run_name --S3CRET",
     # words without a flag
     "S3CRET", "https://S3CRET@host/data", "s3://bucket/data?X-Amz-Signature=S3CRET#S3CRET", "WANDB_API_KEY=S3CRET",
     "+api_key=S3CRET", "++hub.token=S3CRET", "wandb.secret=S3CRET", "~S3CRET", "73519", "-73519",
@@ -129,7 +134,7 @@ ORDINARY = [
     "--optim adamw_torch", "--lr_scheduler_type cosine", "--eval_strategy epoch", "--accelerator mps",
     "--report_to wandb", "--label_names labels start_positions", "--metric_for_best_model eval_f1",
     "--run_name hf_trainer_baseline_seed42", "--hub_model_id me/distilbert-base-uncased-finetuned-sst-2-english",
-    "--hub_revision 0123456789abcdef0123456789abcdef01234567", "--optim_args momentum=0.9,nesterov=True",
+    "--hub_revision v1.0", "--optim_args momentum=0.9,nesterov=True",
     "--lr_scheduler_kwargs '{\"num_cycles\": 2}'", "--max_length 128", "--padding right", "--rank 16", "--dropout 0.1",
     "--layers 1 2 3", "--lowercase", "--size large", "--split test", "--task cola", "--data_file data.csv",
     "--data-file=data.csv", "--data data.csv", "-d data.csv", "--columns data.csv", "--login data.csv",
@@ -146,8 +151,8 @@ def test_an_ordinary_argument_is_on_the_command_line(rules, line):
     [
         (["-c", "--seed", "7"], "python -c --seed 7"),
         (["-m", "package.train", "--seed", "7", "x"], "python -m package.train --seed 7 ..."),
-        (["train.py", "--unknown_flag", "a", "b", "--seed", "7"], "python train.py --unknown_flag ... ... --seed 7"),
-        (["train.py", "a\nb", "-pX", "--a b=c"], "python train.py ... -p... --...=..."),
+        (["train.py", "--unknown_flag", "a", "b", "--seed", "7"], "python train.py --... ... ... --seed 7"),
+        (["train.py", "a\nb", "-pX", "--a b=c"], "python train.py ... -... --...=..."),
         ([os.path.expanduser("~/train.py")], "python ~/train.py"),
         ([], "python"),
     ],
@@ -206,6 +211,81 @@ def test_an_ordinary_text_stays(text):
     assert readable(text) == text
 
 
+LETTERS, LETTERS_AND_DIGITS = string.ascii_letters, string.ascii_letters + string.digits
+RANDOM = {
+    "a token of an organization": ("api_org_", LETTERS, 34),
+    "token_urlsafe(16)": ("", LETTERS_AND_DIGITS + "-_", 22),
+    "token_urlsafe(32)": ("", LETTERS_AND_DIGITS + "-_", 43),
+    "token_hex(32)": ("", "0123456789abcdef", 64),
+    "base32": ("", string.ascii_uppercase + "234567", 32),
+    "a token of a bot": ("2704185361:AA", LETTERS_AND_DIGITS + "-_", 33),
+    "letters": ("", LETTERS, 40),
+    "lower-case letters": ("", string.ascii_lowercase, 32),
+    "lower-case letters and digits": ("", string.ascii_lowercase + string.digits, 32),
+    "digits": ("", string.digits, 24),
+    "letters, digits and signs": ("", LETTERS_AND_DIGITS + "+/", 40),
+    "a password in an encoded address": ("x?u=https%3A%2F%2Fme%3A", LETTERS_AND_DIGITS, 12, "%40host%2Fx"),
+    "a password in an address that is encoded twice": ("https%253A%252F%252Fme%253A", LETTERS, 12, "%2540host"),
+}
+
+
+@pytest.mark.parametrize("form", RANDOM)
+def test_a_random_key_of_any_form_is_cut(form):
+    before, letters, length, after = (*RANDOM[form], "")[:4]
+    randoms = random.Random(1)
+    keys = ["".join(randoms.choice(letters) for _ in range(length)) for _ in range(1000)]
+    assert sum(key in readable(f"401 for {before}{key}{after} at step 3") for key in keys) <= 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DataCollatorForSeq2Seq", "T5ForConditionalGeneration", "AutoModelForSeq2SeqLM", "Seq2SeqTrainingArguments",
+        "transformers.DataCollatorForSeq2Seq.__call__", "sentence-transformers/all-MiniLM-L6-v2",
+        "openai/clip-vit-base-patch16-224", "mlx-community/Qwen3-0.6B-4bit", "lora_r16_a32_d0.05_lr1e-4",
+        "llama-3.2-1b-lr2e-5-bs16-ep3-seed42", "runs/Nov28_17-55-20_studio.local", "model-00001-of-00002.safetensors",
+        "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    ],
+)  # fmt: skip
+def test_a_name_that_explains_a_run_stays(text):
+    assert readable(f"It was {text}.") == f"It was {text}."
+
+
+def raised(work):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of any kind
+        work()
+    return caught.value
+
+
+class OwnLookupError(NonFiniteLossError):
+    """An error of a script."""
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, OwnLookupError, AnotherProcessFailedError, KeyError])
+def test_the_text_of_a_foreign_error_is_left_out(kind):
+    text = error_text(raised(lambda: fail(kind("my secret value"))))
+    line = fail.__code__.co_firstlineno + 1
+    says = f"{kind.__name__} at reports/test_redaction.py:{line}. Its text is in the terminal, not in the report."
+    assert text == says
+
+
+def test_an_error_inside_a_library_is_placed_at_the_line_that_called_it():
+    text = error_text(raised(lambda: torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.ones(3).long())))
+    assert text.startswith("ValueError at reports/test_redaction.py:")
+    assert error_text(ValueError("never raised")).startswith("ValueError. Its text is in the terminal")
+
+
+def test_what_this_package_says_of_an_error_is_shown():
+    error = raised(lambda: fail(KeyError("my secret value")))
+    explain(error, "Row 17 of the dataset cannot be read.")
+    assert error_text(error).endswith("not in the report. Row 17 of the dataset cannot be read.")
+    assert error_text(NonFiniteLossError("The loss is nan.")) == "NonFiniteLossError: The loss is nan."
+
+
 def test_a_path_that_exists_stays_and_the_home_folder_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / GITHUB
@@ -259,14 +339,17 @@ def test_no_part_of_a_report_has_a_secret(make_model, tmp_path, monkeypatch):
     for text in (record, page):
         assert not [secret for secret in (SECRET, SECRET.replace(" ", ""), *TOKENS.values()) if secret in text]
         assert str(tmp_path) not in text  # the home folder
-    told = json.loads(record)
-    assert told["name"] == "mine ..."
-    assert told["origin"]["base_model"] == "https://host/model"
-    assert told["outcome"]["text"] == "ValueError: no access for ... to https://host/a"
-    assert told["arguments"]["max_length"] == 128
-    assert told["changed"]["wandb_auth"] == [NOT_SHOWN, NOT_SHOWN]
-    assert told["changed"]["project"] == ["https://host", "huggingface"]
-    assert "--wandb_auth ... --max_length 128 -p ..." in told["origin"]["command"]
+    shown_of = json.loads(record)
+    assert shown_of["name"] == "mine ..."
+    assert shown_of["origin"]["base_model"] == "https://host/model"
+    line = Fails.training_step.__code__.co_firstlineno + 2
+    assert shown_of["outcome"]["text"] == (
+        f"ValueError at reports/test_redaction.py:{line}. Its text is in the terminal, not in the report."
+    )
+    assert shown_of["arguments"]["max_length"] == 128
+    assert shown_of["changed"]["wandb_auth"] == [NOT_SHOWN, NOT_SHOWN]
+    assert shown_of["changed"]["project"] == ["https://host", "huggingface"]
+    assert "--wandb_auth ... --max_length 128 -... ..." in shown_of["origin"]["command"]
     assert "... stands for values that are not shown." in page
     assert "docs/report.md" in page
 

@@ -64,6 +64,11 @@ class MPSAccelerator(Accelerator):
         too_old = _macos_too_old(facts)
         if facts.mps_allocation_ok and too_old is None:
             return None  # it works, whatever the table below would say
+        if facts.mps_available and "float64" in (facts.mps_allocation_error or ""):
+            return Obstacle(
+                "torch's default number format is float64, which mps does not have",
+                "call torch.set_default_dtype(torch.float32)",
+            )
         if facts.system != "Darwin":
             return Obstacle(
                 f"this machine runs {facts.system}, and mps is the GPU of an Apple-silicon Mac",
