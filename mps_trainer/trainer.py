@@ -21,7 +21,6 @@ from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
-    RemoveColumnsCollator,
     TrainerMemoryTracker,
     TrainOutput,
     default_compute_objective,
@@ -40,7 +39,7 @@ from .checkpoints.output_folder import make_folder, own_run_folder
 from .checkpoints.rng import read_rng, set_rng
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
-from .data.columns import is_table, signature_columns, without_unused_columns
+from .data.columns import ColumnsCollator, is_table, signature_columns, without_unused_columns
 from .data.epoch_loader import num_examples, prepare_loader
 from .data.faults import refuse_in_starting_process
 from .data.plan import StepPlan
@@ -463,11 +462,13 @@ class Trainer:
 
         Autocast covers only the model's own forward: your `compute_loss` receives and computes float32.
         """
+        masks = self._mt_attention_masks
+        if not self._mt_overrides.has("autocast_smart_context_manager"):
+            return masks.in_use() if masks.applies else contextlib.nullcontext()
         stack = contextlib.ExitStack()
-        if self._mt_attention_masks.applies:
-            stack.enter_context(self._mt_attention_masks.in_use())
-        if self._mt_overrides.has("autocast_smart_context_manager"):
-            stack.enter_context(self.autocast_smart_context_manager())
+        if masks.applies:
+            stack.enter_context(masks.in_use())
+        stack.enter_context(self.autocast_smart_context_manager())
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:
@@ -755,7 +756,7 @@ class Trainer:
         if not self.args.remove_unused_columns:
             return data_collator
         name = type(self.model).__name__
-        return RemoveColumnsCollator(data_collator, self._mt_signature_columns, logger, name, description)
+        return ColumnsCollator(data_collator, self._mt_signature_columns, logger, name, description)
 
     # Evaluation
 

@@ -71,7 +71,7 @@ def _fits(q: Any, k: Any, cos: Any, sin: Any) -> bool:
 
 
 class _Signed:
-    """Returns the sines with signs of `_signed`, and keeps the last: all layers of a model are given the same sines."""
+    """Returns sines with the signs of `_signed`, and keeps the last: all layers of a model get the same sines."""
 
     def __init__(self) -> None:
         self._sin: torch.Tensor | None = None
