@@ -23,7 +23,7 @@ def signature_columns(model: Any, label_names: list[str]) -> list[str]:
 class ColumnsCollator(RemoveColumnsCollator):
     """Removes from each example what the model does not take.
 
-    transformers compares the columns of each example with the names twice, which takes a twentieth of a small step.
+    transformers compares the columns of each example with the names twice. Here one that loses none is only copied.
     """
 
     def _remove_columns(self, feature: Any) -> Any:
