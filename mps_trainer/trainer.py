@@ -466,11 +466,13 @@ class Trainer:
 
         Autocast covers only the model's own forward: your `compute_loss` receives and computes float32.
         """
+        masks = self._mt_attention_masks
+        if not self._mt_overrides.has("autocast_smart_context_manager"):
+            return masks.in_use() if masks.applies else contextlib.nullcontext()
         stack = contextlib.ExitStack()
-        if self._mt_attention_masks.applies:
-            stack.enter_context(self._mt_attention_masks.in_use())
-        if self._mt_overrides.has("autocast_smart_context_manager"):
-            stack.enter_context(self.autocast_smart_context_manager())
+        if masks.applies:
+            stack.enter_context(masks.in_use())
+        stack.enter_context(self.autocast_smart_context_manager())
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:

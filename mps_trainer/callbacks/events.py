@@ -109,7 +109,8 @@ class Events:
         for callback in self.trainer.callback_handler.callbacks:
             method = getattr(callback, event, None)
             function = getattr(method, "__func__", method)
-            is_own = (getattr(function, "__module__", None) or "").startswith("mps_trainer.")
-            if function not in (None, nothing) and not is_own:
+            if function is None or function is nothing:
+                continue
+            if not (getattr(function, "__module__", None) or "").startswith("mps_trainer."):
                 return True
         return False

@@ -58,8 +58,7 @@ class BatchCheck:
         # a seq2seq model makes the inputs of its decoder from the labels
         self._long = (*_TOKENS, "labels") if getattr(config, "is_encoder_decoder", False) else _TOKENS
 
-    @contextlib.contextmanager
-    def watching(self, batch: Any, name_row: Callable[[int], str]) -> Iterator[None]:
+    def watching(self, batch: Any, name_row: Callable[[int], str]) -> contextlib.AbstractContextManager[None]:
         """Refuses `batch` inside if the model looks up values that its tables do not have.
 
         Args:
@@ -69,9 +68,10 @@ class BatchCheck:
             InvalidBatchError: before a look-up outside a table.
         """
         doubts = self.doubts(batch)
-        if not doubts:
-            yield
-            return
+        return self._watching(batch, doubts, name_row) if doubts else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _watching(self, batch: Any, doubts: list[str], name_row: Callable[[int], str]) -> Iterator[None]:
         try:
             with _Lookups(self, batch, doubts, name_row) as lookups:
                 yield

@@ -226,10 +226,12 @@ class UpdateLoss:
         items = None
         if self.may_use_items:
             items = torch.tensor(0) if padding and not own else items_of(own, shifts_labels(base_model(trainer.model)))
+        if not is_shared:
+            return items
         # one process may have learnt about the model's loss what another has not: all ask, or none
         ignored = self._all_ignore_items or not trainer.model_accepts_loss_kwargs
         ignored = ignored and self._expected() == "model"
-        if not is_shared or ignored or not trainer.args.average_tokens_across_devices:
+        if ignored or not trainer.args.average_tokens_across_devices:
             return items
         given = [0.0 if items is None else float(items), items is None, self.may_use_items]
         total, unknown, used = processes.sum(given)

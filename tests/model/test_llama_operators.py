@@ -13,7 +13,7 @@ from transformers.models.llama import modeling_llama
 from mps_trainer import Trainer
 from mps_trainer.model.patches.norms import is_rms_norm, norms_in_few_kernels
 from mps_trainer.model.patches.positions import DECODERS, positions_made_once
-from mps_trainer.model.patches.rotary import is_rotation, rotations_in_few_kernels
+from mps_trainer.model.patches.rotary import _Signed, is_rotation, rotations_in_few_kernels
 from mps_trainer.model.preparation import prepared_for_training
 from mps_trainer.simulator import SimulationCallback
 from tests.tiny import tiny, with_lora
@@ -206,7 +206,7 @@ def test_packed_sequences_stay_apart():
     assert not torch.equal(found[0], plain[0])
 
 
-@pytest.mark.parametrize(("lora", "most"), [(False, 240), (True, 330)])
+@pytest.mark.parametrize(("lora", "most"), [(False, 228), (True, 312)])
 def test_a_step_takes_few_operators_and_no_wait(mps, make_trainer, lora, most):
     model = make(hidden_size=64)
     model = with_lora(model, target_modules="all-linear") if lora else model
@@ -252,3 +252,27 @@ def test_positions_of_inference_mode_are_not_kept_for_training():
         with torch.inference_mode():
             model(ids)
         model(ids).logits.sum().backward()  # torch saves no tensor of inference mode for a backward pass
+
+
+def test_sines_that_change_in_place_get_their_signs_again():
+    signed, sin = _Signed(), torch.rand(1, 3, 8)
+    first = signed(sin)
+    assert signed(sin) is first
+    sin.mul_(2)
+    assert torch.equal(signed(sin), 2 * first)
+
+
+def test_sines_of_inference_are_not_kept():
+    signed, sin = _Signed(), torch.rand(1, 3, 8)
+    with torch.inference_mode():
+        during = signed(sin)
+    assert during.is_inference()
+    assert not signed(sin).is_inference()
+
+
+def test_sines_that_a_hook_changes_in_place_are_made_again():
+    model = make()
+    model.model.rotary_emb.register_forward_hook(lambda _, args, tables: [each.mul_(1.5) for each in tables] and None)
+    expected = loss_and_gradients(model)
+    with all_patches(model):
+        assert_close(loss_and_gradients(model, steps=2), expected)
