@@ -21,7 +21,7 @@ from ..model.adapters import adapter_folders, load_adapters
 from . import manifest, schema, shards
 from .files import damaged, is_there, read_safetensors, read_tensors
 from .manifest import STATE, WEIGHTS, weight_files
-from .rng import read_rng, rng_files
+from .rng import read_positions, rng_files
 from .usable_states import require_usable
 
 logger = logging.getLogger(__name__)
@@ -187,12 +187,10 @@ def read_position(folder: str, rank: int = 0, size: int = 1) -> dict[str, Any]:
     if os.path.lexists(path):
         positions = schema.read(path, schema.LoopState)["processes"]
     else:  # release 0.1 saved the position among the generators
-        files = rng_files(folder)
-        path = os.path.join(folder, files[0])
-        states = [read_rng(folder, each, len(files)) or {} for each in range(len(files))]
-        if not all("loop" in state for state in states):
+        path = os.path.join(folder, rng_files(folder)[0])
+        positions = read_positions(folder)
+        if not positions:
             return {}
-        positions = [state["loop"] for state in states]
     for each in positions:
         in_epoch = isinstance(each, dict) and "epoch" in each
         schema.check(path, each, schema.PositionInEpoch if in_epoch else schema.Position)
