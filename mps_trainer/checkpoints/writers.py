@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from ..arguments.sharding import SHARDED
@@ -219,10 +220,30 @@ def write_model_files(
         finally:
             vars(inner).pop("should_save_on_this_rank", None)  # a callback may save beside the thread that does
     else:
-        if state_dict is not None:
-            inner = SimpleNamespace(state_dict=lambda: dict(state_dict))
-        save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+        weights = _without_views(inner.state_dict() if state_dict is None else state_dict)
+        named: Any = SimpleNamespace(state_dict=lambda: weights)
+        save_model(named, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
     _write_processor_and_args(processing_class, args, folder)
+
+
+def _without_views(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `state_dict` with a contiguous copy of each tensor that is a slice of a larger one, or transposed.
+
+    safetensors saves whole storages only. Of a storage that several names have, it saves one: tied weights stay so.
+    Slices that overlap are each saved in full, and loading restores them: what they share is equal in both.
+    """
+    copies: dict[tuple, torch.Tensor] = {}
+
+    def whole(value: Any) -> Any:
+        is_plain = torch.is_tensor(value) and value.layout == torch.strided and not is_traceable_wrapper_subclass(value)
+        if not is_plain or (value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes()):
+            return value
+        view = (*_place(value), value.storage_offset(), value.size(), value.stride(), value.dtype)
+        if view not in copies:
+            copies[view] = value.detach().clone(memory_format=torch.contiguous_format)
+        return copies[view]
+
+    return {name: whole(value) for name, value in state_dict.items()}
 
 
 def write_files_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:
