@@ -235,8 +235,9 @@ def _without_views(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     copies: dict[tuple, torch.Tensor] = {}
 
     def whole(value: Any) -> Any:
-        is_plain = torch.is_tensor(value) and value.layout == torch.strided and not is_traceable_wrapper_subclass(value)
-        if not is_plain or (value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes()):
+        if not torch.is_tensor(value) or value.layout != torch.strided or is_traceable_wrapper_subclass(value):
+            return value
+        if value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes():
             return value
         view = (*_place(value), value.storage_offset(), value.size(), value.stride(), value.dtype)
         if view not in copies:
