@@ -18,6 +18,7 @@ from torch import nn
 from ..distributed.sharded import class_of, is_shard, load_full_weights, parted_state
 from ..errors import MisconfigurationException
 from ..model.adapters import adapter_folders, load_adapters
+from ..utils.compiled import plain_name, uncompiled
 from . import manifest, schema, shards
 from .files import damaged, is_there, read_safetensors, read_tensors
 from .manifest import STATE, WEIGHTS, weight_files
@@ -37,9 +38,16 @@ EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None
 def load_weights(model: nn.Module, folder: str) -> None:
     """Loads a checkpoint's weights into `model`, or its PEFT adapters if it has those instead.
 
+    Neither the model that was saved nor `model` need be compiled.
+
     Raises:
         MisconfigurationException: if there are none, or they belong to another model.
     """
+    with uncompiled(model) as inner:
+        _load_weights(inner, folder)
+
+
+def _load_weights(model: nn.Module, folder: str) -> None:
     if not weight_files(folder) and adapter_folders(folder):
         load_adapters(model, folder)
         return
@@ -86,7 +94,8 @@ def _read_weights(folder: str) -> dict[str, torch.Tensor]:
         found = read_safetensors(path) if name.endswith(".safetensors") else read_tensors(path)
         if not schema.fits(found, dict[str, Any]) or not all(map(torch.is_tensor, found.values())):
             raise damaged(path, ValueError("it holds something other than a model's weights"))
-        weights.update(found)
+        # transformers saves the names of torch.compile's wrappers
+        weights.update((plain_name(key), tensor) for key, tensor in found.items())
     return weights
 
 

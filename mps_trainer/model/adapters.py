@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..utils.compiled import WRAPPER, plain_name
 from ..utils.text import sentence
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,10 @@ def load_adapters(model: Any, folder: str) -> None:
         for name, path in found.items():
             if is_wrapped:
                 # else PEFT puts float32 weights in the place of bfloat16 ones, which the optimizer does not know
-                model.load_adapter(path, name, is_trainable=name == active, autocast_adapter_dtype=False)
+                settings = {"is_trainable": name == active, "autocast_adapter_dtype": False}
+                loaded = model.load_adapter(path, name, **settings, **_renamed(path))
+                if unknown := sorted(loaded.unexpected_keys):  # PEFT would go on without them
+                    raise ValueError(f"{len(unknown)} names are unexpected, for example {unknown[0]}.")
             else:
                 _load_into(model, path, name)
         if len(found) > 1:
@@ -58,6 +62,17 @@ def load_adapters(model: Any, folder: str) -> None:
         ) from error
 
 
+def _renamed(folder: str) -> dict[str, Any]:
+    """Returns the argument of `load_adapter` for an adapter that was saved with the names of torch.compile's wrappers.
+
+    PEFT keeps these names where a part of the model was compiled.
+    """
+    import peft
+
+    names = peft.load_peft_weights(folder, "cpu")
+    return {"key_mapping": {WRAPPER: ""}} if any(name != plain_name(name) for name in names) else {}
+
+
 def _load_into(model: Any, folder: str, name: str) -> None:
     """Loads the one adapter that `save_pretrained` of transformers writes: the active one.
 
@@ -66,7 +81,7 @@ def _load_into(model: Any, folder: str, name: str) -> None:
     import peft
 
     weights = peft.load_peft_weights(folder, "cpu")
-    saved = {key.removeprefix("base_model.model."): weight for key, weight in weights.items()}
+    saved = {plain_name(key).removeprefix("base_model.model."): weight for key, weight in weights.items()}
     wanted = peft.get_peft_model_state_dict(model, adapter_name=name)
     if differing := sorted(saved.keys() ^ wanted.keys()):
         raise ValueError(f"{len(differing)} names differ, for example {differing[0]}.")
