@@ -18,10 +18,11 @@ from torch import nn
 from ..distributed.sharded import class_of, is_shard, load_full_weights, parted_state
 from ..errors import MisconfigurationException
 from ..model.adapters import adapter_folders, load_adapters
+from ..utils.compiled import plain_name, uncompiled
 from . import manifest, schema, shards
 from .files import damaged, is_there, read_safetensors, read_tensors
 from .manifest import STATE, WEIGHTS, weight_files
-from .rng import read_rng, rng_files
+from .rng import read_positions, rng_files
 from .usable_states import require_usable
 
 logger = logging.getLogger(__name__)
@@ -37,9 +38,16 @@ EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None
 def load_weights(model: nn.Module, folder: str) -> None:
     """Loads a checkpoint's weights into `model`, or its PEFT adapters if it has those instead.
 
+    Neither the model that was saved nor `model` need be compiled.
+
     Raises:
         MisconfigurationException: if there are none, or they belong to another model.
     """
+    with uncompiled(model) as inner:
+        _load_weights(inner, folder)
+
+
+def _load_weights(model: nn.Module, folder: str) -> None:
     if not weight_files(folder) and adapter_folders(folder):
         load_adapters(model, folder)
         return
@@ -86,7 +94,8 @@ def _read_weights(folder: str) -> dict[str, torch.Tensor]:
         found = read_safetensors(path) if name.endswith(".safetensors") else read_tensors(path)
         if not schema.fits(found, dict[str, Any]) or not all(map(torch.is_tensor, found.values())):
             raise damaged(path, ValueError("it holds something other than a model's weights"))
-        weights.update(found)
+        # transformers saves the names of torch.compile's wrappers
+        weights.update((plain_name(key), tensor) for key, tensor in found.items())
     return weights
 
 
@@ -187,12 +196,10 @@ def read_position(folder: str, rank: int = 0, size: int = 1) -> dict[str, Any]:
     if os.path.lexists(path):
         positions = schema.read(path, schema.LoopState)["processes"]
     else:  # release 0.1 saved the position among the generators
-        files = rng_files(folder)
-        path = os.path.join(folder, files[0])
-        states = [read_rng(folder, each, len(files)) or {} for each in range(len(files))]
-        if not all("loop" in state for state in states):
+        path = os.path.join(folder, rng_files(folder)[0])
+        positions = read_positions(folder)
+        if not positions:
             return {}
-        positions = [state["loop"] for state in states]
     for each in positions:
         in_epoch = isinstance(each, dict) and "epoch" in each
         schema.check(path, each, schema.PositionInEpoch if in_epoch else schema.Position)

@@ -23,6 +23,8 @@ BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its 
 BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
 OF_LOADING = (ORDER_SEED, BEFORE_EPOCH, BEFORE_WAITING)
 _OF_LOADER = "loader"  # states of the own generators of a loader that the user made
+# Every other name in a file is a kind of device. Release 0.1 saved the position in training as "loop".
+_NOT_A_DEVICE = ("python", "numpy", "cpu", "loop", _OF_LOADER, *OF_LOADING)
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -52,10 +54,13 @@ def set_rng(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -
     torch.set_rng_state(state["cpu"])
     for kind, module in _device_modules():
         if kind in state:
-            own = state[kind]
-            if isinstance(own, list):  # several processes of transformers save the states of all devices
-                own = own[module.current_device() % len(own)]
-            module.set_rng_state(own)
+            _set_device_rng(module, state[kind])
+
+
+def _set_device_rng(module: Any, state: Any) -> None:
+    if isinstance(state, list):  # several processes of transformers save the states of all devices
+        state = state[module.current_device() % len(state)]
+    module.set_rng_state(state)
 
 
 def _device_modules() -> Iterator[tuple[str, Any]]:
@@ -64,12 +69,17 @@ def _device_modules() -> Iterator[tuple[str, Any]]:
             yield kind, module
 
 
-def _require_valid(state: dict[str, Any]) -> None:
-    """Raises an error for states that a generator rejects, now or in a later draw.
+def _require_valid(state: dict[str, Any]) -> list[str]:
+    """Raises an error for states that a generator of the host rejects, now or in a later draw.
 
-    They say so only when they are set, so they are, and set back: this costs less than a millisecond.
+    Generators say so only when they are set, so they are, and set back: this costs less than a millisecond.
+
+    Returns:
+        The kinds of device whose states were removed from `state`, because this machine has no such device or its
+        generator rejects them: generators of other devices and releases have another size.
     """
     before = rng_state()
+    removed: set[str] = set()
     try:
         for each in (state, *(state[name] for name in (BEFORE_EPOCH, BEFORE_WAITING) if state.get(name) is not None)):
             following, (name, keys, place) = each["python"][2], each["numpy"][:3]
@@ -77,10 +87,24 @@ def _require_valid(state: dict[str, Any]) -> None:
                 raise ValueError("Python's next number is not a number")
             if (name, len(keys)) != ("MT19937", 624) or not 0 <= place <= 624:
                 raise ValueError("NumPy's has no place among its numbers")  # it would read past them
+            removed.update(_remove_foreign_devices(each))
             set_rng(each, [torch.Generator() for _ in each.get(_OF_LOADER, [])])
         torch.Generator().manual_seed(state.get(ORDER_SEED, 0))
     finally:
         set_rng(before)
+    return sorted(removed)
+
+
+def _remove_foreign_devices(state: dict[str, Any]) -> list[str]:
+    """Removes the states of devices that this machine cannot set. Returns their kinds."""
+    here, removed = dict(_device_modules()), []
+    for kind in [name for name in state if name not in _NOT_A_DEVICE]:
+        try:
+            _set_device_rng(here[kind], state[kind])
+        except Exception:  # KeyError without such a device; else whatever its generator raises
+            del state[kind]
+            removed.append(kind)
+    return removed
 
 
 def _numpy_globals() -> list[Any]:
@@ -124,12 +148,30 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
             "train_sampling_strategy orders them by length.",
             checkpoint, "1 process" if made_by == 1 else f"{made_by} processes", size,
         )  # fmt: skip
+    state, removed = _read_valid(path)
+    if removed and rank == 0:
+        logger.warning(
+            "%s has random states of %s that this machine cannot set: they are left out, so random numbers that are "
+            "drawn there, such as those of dropout, differ from those of the run that saved it.",
+            path, " and ".join(removed),
+        )  # fmt: skip
+    return state
+
+
+def read_positions(checkpoint: str) -> list[Any]:
+    """Returns the positions that release 0.1 saved in the files of the generators; empty for another checkpoint."""
+    paths = [os.path.join(checkpoint, name) for name in rng_files(checkpoint)]
+    states = [_read_valid(path)[0] if is_there(path) else {} for path in paths]
+    return [state["loop"] for state in states] if all("loop" in state for state in states) else []
+
+
+def _read_valid(path: str) -> tuple[dict[str, Any], list[str]]:
+    """Returns the states in a file, and the kinds of device whose states were left out."""
     state: dict[str, Any] = read_tensors(path, allowed=_numpy_globals())
     try:
-        _require_valid(state)
+        return state, _require_valid(state)
     except Exception as error:
         why = (
             f"{error.args[0]} is missing" if isinstance(error, KeyError) else f"a generator rejects its state: {error}"
         )
         raise damaged(path, ValueError(why)) from error
-    return state

@@ -20,6 +20,7 @@ from torch import nn
 from ..devices.facts import parse_version
 from ..distributed.sharded import is_shard
 from ..errors import MisconfigurationException
+from ..utils.compiled import uncompiled
 from . import manifest
 from .files import damaged, read_tensors
 
@@ -48,7 +49,9 @@ def save_parts(checkpoint: str, model: nn.Module, optimizer: Any, group: Any = N
         OSError: if the disk of one of the processes does not take it, in all of them.
     """
     weights: dict[int, tuple[str, torch.Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    with uncompiled(model) as inner:
+        state = inner.state_dict(keep_vars=True)
+    for name, tensor in state.items():
         weights.setdefault(id(tensor), (name, tensor.detach()))  # tied ones once
     write(checkpoint, WEIGHTS, dict(weights.values()), group)
     if optimizer is not None:

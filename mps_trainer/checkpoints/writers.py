@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_model
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from ..arguments.sharding import SHARDED
@@ -25,6 +26,7 @@ from ..devices.probes import physical_memory
 from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+from ..utils.compiled import inside_compiled, uncompiled
 from ..utils.nested import map_plain_tensors, map_tensors, plain_tensors_in
 from . import shards
 from .loading import OPTIMIZER, SCHEDULER, without_progress_bars
@@ -99,8 +101,9 @@ def shard_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
 def background_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
     """Copies weights and `states`, and returns the writer of the copies. Training waits for the copy only."""
     model, args, processor = trainer.model, copy.copy(trainer.args), processor_to_save(trainer)
-    inner = _inner(model)
-    weights, copied = on_host((inner.state_dict(), {name: _state_of(owner) for name, owner in states.items()}))
+    with uncompiled(model) as inner:
+        weights = inner.state_dict()
+    weights, copied = on_host((weights, {name: _state_of(owner) for name, owner in states.items()}))
 
     def write(folder: str) -> None:
         write_model_files(model, processor, args, folder, weights)
@@ -123,7 +126,7 @@ def _may_write_in_background(trainer: SavingTrainer) -> bool:
     writing it or expects it to be there at on_save, nor where a second copy of model and optimizer would crowd the
     machine's memory.
     """
-    args, inner, optimizer = trainer.args, _inner(trainer.model), trainer.optimizer
+    args, inner, optimizer = trainer.args, inside_compiled(trainer.model), trainer.optimizer
     if trainer._mt_run is None or not args.save_async or args.save_on_each_node or args.fsdp:
         return False
     overrides, events = trainer._mt_overrides, trainer._mt_events
@@ -138,10 +141,6 @@ def _may_write_in_background(trainer: SavingTrainer) -> bool:
     if isinstance(inner, PreTrainedModel) and type(inner).save_pretrained is not PreTrainedModel.save_pretrained:
         return False
     return nbytes([inner.state_dict(), optimizer.state_dict()]) <= physical_memory() // _SHARE
-
-
-def _inner(model: Any) -> Any:
-    return getattr(model, "_orig_mod", model)  # a compiled one has it
 
 
 def check_extra_states(model: nn.Module) -> None:
@@ -207,7 +206,15 @@ def write_model_files(
         state_dict: weights to write instead of the model's own.
     """
     os.makedirs(folder, exist_ok=True)
-    inner = _inner(model)
+    if state_dict is None:
+        with uncompiled(model) as inner:
+            _write_weights_and_config(inner, folder, None)
+    else:  # perhaps in a thread, beside one that trains the model
+        _write_weights_and_config(inside_compiled(model), folder, state_dict)
+    _write_processor_and_args(processing_class, args, folder)
+
+
+def _write_weights_and_config(inner: Any, folder: str, state_dict: dict[str, Any] | None) -> None:
     check_extra_states(inner)
     if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
         given = {} if state_dict is None else {"state_dict": state_dict}
@@ -219,10 +226,30 @@ def write_model_files(
         finally:
             vars(inner).pop("should_save_on_this_rank", None)  # a callback may save beside the thread that does
     else:
-        if state_dict is not None:
-            inner = SimpleNamespace(state_dict=lambda: dict(state_dict))
-        save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
-    _write_processor_and_args(processing_class, args, folder)
+        weights = _without_views(inner.state_dict() if state_dict is None else state_dict)
+        named: Any = SimpleNamespace(state_dict=lambda: weights)
+        save_model(named, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+
+
+def _without_views(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `state_dict` with a contiguous copy of each tensor that is a slice of a larger one, or transposed.
+
+    safetensors saves whole storages only. Of a storage that several names have, it saves one: tied weights stay so.
+    Slices that overlap are each saved in full, and loading restores them: what they share is equal in both.
+    """
+    copies: dict[tuple, torch.Tensor] = {}
+
+    def whole(value: Any) -> Any:
+        if not torch.is_tensor(value) or value.layout != torch.strided or is_traceable_wrapper_subclass(value):
+            return value
+        if value.is_contiguous() and value.nbytes == value.untyped_storage().nbytes():
+            return value
+        view = (*_place(value), value.storage_offset(), value.size(), value.stride(), value.dtype)
+        if view not in copies:
+            copies[view] = value.detach().clone(memory_format=torch.contiguous_format)
+        return copies[view]
+
+    return {name: whole(value) for name, value in state_dict.items()}
 
 
 def write_files_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:

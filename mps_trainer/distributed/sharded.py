@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..utils.compiled import uncompiled
+
 
 def is_sharded(model: Any) -> bool:
     """Returns True if torch has sharded `model`, without importing torch's FSDP."""
@@ -49,7 +51,9 @@ def full_state_dict(model: nn.Module, keep: bool = True) -> dict[str, torch.Tens
     """Returns the whole weights of `model`; tied ones are one tensor. Empty in a process that does not `keep` them."""
     made: dict[int, torch.Tensor] = {}
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    with uncompiled(model) as inner:
+        state = inner.state_dict(keep_vars=True)
+    for name, tensor in state.items():
         if id(tensor) not in made:
             gathered = whole(tensor)
             made[id(tensor)] = gathered if keep else torch.empty(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import ntpath
 import os
 from typing import Any
 
@@ -71,12 +72,14 @@ def _load_state(trainer: TrainerSurface, folder: str, splits_batches: bool) -> N
 def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
     """Looks for the best checkpoint in its place and next to `folder`, and clears it if it is in neither.
 
-    A relative path is looked for next to `folder` first, because this run may have another working folder.
+    A relative path is looked for next to `folder` first, because this run may have another working folder. The path
+    may be of another system: on macOS, one of Windows is found next to `folder` only.
     """
     best = state.best_model_checkpoint
     if best is None:
         return
-    beside = os.path.join(os.path.dirname(os.path.normpath(folder)), os.path.basename(best))
+    name = ntpath.basename(best.rstrip("/\\"))  # ntpath knows the separators of Windows and of all other systems
+    beside = os.path.join(os.path.dirname(os.path.normpath(folder)), name)
     places = (best, beside) if os.path.isabs(best) else (beside, best)
     state.best_model_checkpoint = next(filter(os.path.isdir, places), None)
     if state.best_model_checkpoint is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
@@ -104,8 +104,13 @@ def checkpoint_settings(given: Any, device: torch.device) -> dict[str, Any]:
     return {**settings, "context_fn": same_draws_twice}
 
 
-def same_draws_twice() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Returns contexts for the computation and the recomputation, with the same random numbers of mps."""
+def same_draws_twice() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+    """Returns contexts for the computation and the recomputation, with the same random numbers of mps.
+
+    While torch.compile traces a graph they are dispatch modes, the only contexts that torch takes there.
+    """
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # torch tells by this, too
+        return create_selective_checkpoint_contexts(_keep_draws)
     drawn_from: list[torch.Tensor] = []
 
     @contextlib.contextmanager
@@ -123,3 +128,9 @@ def same_draws_twice() -> tuple[contextlib.AbstractContextManager[None], context
             torch.mps.set_rng_state(now)
 
     return first(), again()
+
+
+def _keep_draws(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Recomputes all operators but those that draw random numbers: a graph on mps cannot draw the same ones again."""
+    draws = torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+    return CheckpointPolicy.MUST_SAVE if draws else CheckpointPolicy.PREFER_RECOMPUTE

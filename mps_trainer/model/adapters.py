@@ -6,12 +6,35 @@ import logging
 import os
 from typing import Any
 
+import torch
+
 from ..errors import MisconfigurationException
+from ..utils.compiled import WRAPPER, plain_name
 from ..utils.text import sentence
 
 logger = logging.getLogger(__name__)
 
+_WITH_SPARSE_TENSORS = ("SHIRA", "FROD")  # PEFT's names
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def check_sparse_adapters(model: Any, device: torch.device) -> None:
+    """Raises MisconfigurationException if the adapters compute with sparse tensors and the device cannot."""
+    configs = getattr(model, "peft_config", None) or {}
+    kinds = [getattr(config.peft_type, "value", config.peft_type) for config in configs.values()]
+    sparse = [kind for kind in kinds if kind in _WITH_SPARSE_TENSORS]
+    if not sparse:
+        return
+    try:  # what the adapter does in a step: torch adds such operations to mps release by release
+        index, value = torch.zeros(2, 1, dtype=torch.long, device=device), torch.ones(1, device=device)
+        delta = torch.sparse_coo_tensor(index, value.requires_grad_(), (1, 1), check_invariants=False)
+        (torch.ones(1, 1, device=device) + delta).sum().backward()
+    except (NotImplementedError, RuntimeError) as error:
+        raise MisconfigurationException(
+            f"The model has an adapter of PEFT's {sparse[0]}, which computes with sparse tensors, and torch "
+            f"{torch.__version__} cannot on {device.type}. Use another adapter, such as LoRA, or the CPU with "
+            "use_cpu=True."
+        ) from error
 
 
 def adapter_folders(folder: str) -> list[str]:
@@ -45,7 +68,11 @@ def load_adapters(model: Any, folder: str) -> None:
         for name, path in found.items():
             if is_wrapped:
                 # else PEFT puts float32 weights in the place of bfloat16 ones, which the optimizer does not know
-                model.load_adapter(path, name, is_trainable=name == active, autocast_adapter_dtype=False)
+                settings = {"is_trainable": name == active, "autocast_adapter_dtype": False}
+                loaded = model.load_adapter(path, name, **settings, **_renamed(path))
+                # PEFT goes on without them. Either alone is no fault: some methods do not save all, others load more.
+                if (unknown := sorted(loaded.unexpected_keys)) and loaded.missing_keys:
+                    raise ValueError(f"{len(unknown)} names are unexpected, for example {unknown[0]}.")
             else:
                 _load_into(model, path, name)
         if len(found) > 1:
@@ -58,6 +85,17 @@ def load_adapters(model: Any, folder: str) -> None:
         ) from error
 
 
+def _renamed(folder: str) -> dict[str, Any]:
+    """Returns the argument of `load_adapter` for an adapter that was saved with the names of torch.compile's wrappers.
+
+    PEFT keeps these names where a part of the model was compiled.
+    """
+    import peft
+
+    names = peft.load_peft_weights(folder, "cpu")
+    return {"key_mapping": {WRAPPER: ""}} if any(name != plain_name(name) for name in names) else {}
+
+
 def _load_into(model: Any, folder: str, name: str) -> None:
     """Loads the one adapter that `save_pretrained` of transformers writes: the active one.
 
@@ -66,7 +104,7 @@ def _load_into(model: Any, folder: str, name: str) -> None:
     import peft
 
     weights = peft.load_peft_weights(folder, "cpu")
-    saved = {key.removeprefix("base_model.model."): weight for key, weight in weights.items()}
+    saved = {plain_name(key).removeprefix("base_model.model."): weight for key, weight in weights.items()}
     wanted = peft.get_peft_model_state_dict(model, adapter_name=name)
     if differing := sorted(saved.keys() ^ wanted.keys()):
         raise ValueError(f"{len(differing)} names differ, for example {differing[0]}.")

@@ -17,6 +17,7 @@ from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
 from ..utils.overrides import Overrides
 from .activation_checkpointing import enable_activation_checkpointing
+from .adapters import check_sparse_adapters
 from .attention_in_models import attention_chunked, shortest_chunked
 from .introspection import base_model
 from .large_product_warning import told_of_large_products
@@ -67,6 +68,7 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
         enable_activation_checkpointing(model, args)
     _align_special_tokens(model, trainer.processing_class)
     if args.device.type == "mps":
+        check_sparse_adapters(model, args.device)
         warn_of_known_faults(macos(), apple_chip())
         make_contiguous(model, trainer.optimizer)
     if "underflow_overflow" in args.debug:

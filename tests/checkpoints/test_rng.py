@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from mps_trainer.checkpoints.loading import read_position
 from mps_trainer.checkpoints.rng import read_rng, rng_file, rng_files, rng_state, set_rng
 from mps_trainer.devices.accelerators import ACCELERATORS
-from tests.conftest import refusal
+from tests.conftest import messages_with, refusal
 
 
 def save(folder, **files: int) -> None:
@@ -131,6 +132,49 @@ def test_a_state_of_a_device_that_is_not_found_is_ignored():
     before = rng_state()
     set_rng({**before, **{kind: "no state" for kind in ACCELERATORS if kind not in before}})
     assert torch.equal(torch.get_rng_state(), before["cpu"])
+
+
+OF_ANOTHER_MACHINE = [torch.zeros(44, dtype=torch.uint8), [torch.zeros(16, dtype=torch.uint8)] * 8, [], 17, "text"]
+
+
+@pytest.mark.parametrize("own", OF_ANOTHER_MACHINE, ids=lambda own: type(own).__name__)
+@pytest.mark.parametrize("kind", ["mps", "cuda", "xpu", "npu", "xla"])
+def test_states_of_devices_that_do_not_fit_this_machine_are_left_out_with_a_warning(tmp_path, caplog, mps, kind, own):
+    state = {name: value for name, value in rng_state().items() if name != "mps"}
+    before_epoch = {**state, kind: own, "musa": own}
+    torch.save({**state, kind: own, "before_epoch": before_epoch, "before_waiting": None}, tmp_path / "rng_state.pth")
+    on_device = torch.mps.get_rng_state()
+    read = read_rng(str(tmp_path))
+    assert read.keys() == {*state, "before_epoch", "before_waiting"}
+    assert read["before_epoch"].keys() == state.keys()
+    assert torch.equal(read["cpu"], state["cpu"])
+    assert torch.equal(torch.mps.get_rng_state(), on_device)
+    assert [message.partition(": they are left out")[0] for message in caplog.messages] == [
+        f"{tmp_path / 'rng_state.pth'} has random states of {' and '.join(sorted([kind, 'musa']))} that this machine "
+        "cannot set"
+    ]
+
+
+def test_states_of_other_devices_do_not_hide_damage(tmp_path):
+    torch.save({**rng_state(), "npu": 3, "cpu": torch.zeros(7, dtype=torch.uint8)}, tmp_path / "rng_state.pth")
+    assert "is damaged and cannot be read: a generator rejects its state" in refusal(read_rng, str(tmp_path))
+
+
+@pytest.mark.parametrize("saved_on", ["cuda", "mps"])
+def test_a_run_on_mps_resumes_with_random_states_of_another_machine(trained, mps, caplog, saved_on):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    folder = Path(trained(**settings).args.output_dir, "checkpoint-2")
+    path = folder / "rng_state.pth"
+    state = torch.load(path, weights_only=False)
+    for each in (state, state["before_epoch"], state["before_waiting"]):
+        if each is not None:
+            del each["mps"]
+            each[saved_on] = torch.zeros(44, dtype=torch.uint8)
+    torch.save(state, path)
+    for name in ("manifest.json", "loop_state.json"):  # as transformers writes it
+        (folder / name).unlink()
+    assert trained(resume=folder, **settings).state.global_step == 4
+    assert len(messages_with(caplog, f"has random states of {saved_on} that this machine cannot set")) == 1
 
 
 @pytest.mark.parametrize(("count", "taken"), [(2, 1), (1, 0)])

@@ -50,6 +50,31 @@ def test_a_relative_best_checkpoint_is_that_of_the_run_that_is_resumed(
         assert trainer.state.best_model_checkpoint == expected
 
 
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        r"C:\out\checkpoint-2",
+        r".\out\checkpoint-2",
+        r"\\server\share\out\checkpoint-2",
+        r"\\?\C:\out\checkpoint-2",
+        r"C:\runs/out\checkpoint-2",
+        r"C:/out/checkpoint-2",
+        "C:\\out\\checkpoint-2\\",
+        "/Users/me/out/checkpoint-2/",
+    ],
+)
+def test_the_best_checkpoint_is_found_beside_when_the_run_came_from_another_system(
+    make_trainer, checkpoint, tmp_path, recorded, caplog
+):
+    folder = checkpoint(best_model_checkpoint=recorded, best_metric=0.5, best_global_step=2)
+    (tmp_path / "run" / "checkpoint-2").mkdir()
+    trainer = make_trainer()
+    init_state(trainer, folder, 10)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "run" / "checkpoint-2")
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
+    assert not caplog.messages
+
+
 def test_the_state_of_a_callback_that_is_not_there_is_told_and_not_kept(make_trainer, checkpoint, caplog):
     caplog.set_level("WARNING", logger="transformers.trainer")
     trainer = make_trainer(restore_callback_states_from_checkpoint=True)

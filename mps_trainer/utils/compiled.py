@@ -1,0 +1,43 @@
+"""Looks through the wrappers that torch.compile puts around a model or parts of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_INSIDE = "_orig_mod"
+WRAPPER = rf"\b{_INSIDE}\."  # a part of names
+
+
+def inside_compiled(model: Any) -> Any:
+    """Returns the model in the wrapper of torch.compile, or `model` itself."""
+    return getattr(model, _INSIDE, model)
+
+
+def plain_name(name: str) -> str:
+    """Returns the name that a parameter has if neither the model nor a part of it is compiled."""
+    return re.sub(WRAPPER, "", name)
+
+
+@contextlib.contextmanager
+def uncompiled(model: Any) -> Iterator[Any]:
+    """Returns `model` without wrappers: inside, its parameters have the names that they have if nothing is compiled.
+
+    A forward pass inside is not compiled.
+    """
+    inner = inside_compiled(model)
+    wrapped = [
+        (parent._modules, name, child)
+        for parent in list(inner.modules())
+        for name, child in parent._modules.items()
+        if child is not None and _INSIDE in child._modules
+    ]
+    for children, name, child in wrapped:
+        children[name] = inside_compiled(child)
+    try:
+        yield inner
+    finally:
+        for children, name, child in wrapped:
+            children[name] = child
