@@ -114,7 +114,8 @@ def run_script(path: str, arguments: list[str]) -> int:
     """
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
-    begun, own, script = time.time(), sys.modules["__main__"], types.ModuleType("__main__")
+    # a folder's time may be some milliseconds behind the clock
+    begun, own, script = time.time() - 0.1, sys.modules["__main__"], types.ModuleType("__main__")
     # runpy.run_path would leave it relative or change sys.argv[0]
     script.__file__ = os.path.abspath(path)
     sys.modules["__main__"] = script
