@@ -16,9 +16,9 @@ from .utils.import_watch import stop_watching, watch_imports
 
 LIBRARIES = ("trl", "sentence_transformers", "setfit")  # they make their trainers when they are imported
 _TRAINERS = ("Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments")
-# each module that defines some of the classes, and transformers itself
-_MODULES = (
-    "transformers",
+# transformers runs its own file twice: scripts may hold the first module, which keeps names that it was asked for
+_TOP_MODULES: list[Any] = []
+_MODULES = (  # each defines some of the classes
     "transformers.trainer",
     "transformers.trainer_callback",
     "transformers.training_args",
@@ -72,12 +72,17 @@ def undo() -> None:
 
 
 def _imported() -> list[Any]:
-    return [sys.modules[name] for name in _MODULES if name in sys.modules]
+    """Returns those of the modules that have been imported, and each module that was `transformers` before."""
+    top = sys.modules.get("transformers")
+    if top is not None and not any(top is each for each in _TOP_MODULES):
+        _TOP_MODULES.append(top)
+    return [*_TOP_MODULES, *(sys.modules[name] for name in _MODULES if name in sys.modules)]
 
 
 def _put_ours() -> None:
     """Replaces the classes in those modules of transformers that have been imported."""
-    if len(_imported()) < 2:  # transformers itself loads its modules, and torch, when their names are asked for
+    imported = _imported()
+    if len(imported) == len(_TOP_MODULES):  # transformers loads these, and torch, when their names are asked for
         return
     for ours in _our_classes():
         name = ours.__name__
@@ -88,10 +93,9 @@ def _put_ours() -> None:
 
 def _restore() -> None:
     """Puts transformers' classes back: for good, or while it imports modules that build on one another."""
-    if not REPLACED:
-        return
-    for ours in _our_classes():
-        for module in _imported():
+    imported = _imported()
+    for ours in _our_classes() if REPLACED else ():
+        for module in imported:
             if vars(module).get(ours.__name__) is ours:
                 setattr(module, ours.__name__, REPLACED[ours.__name__])
 

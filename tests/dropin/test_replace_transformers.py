@@ -175,9 +175,20 @@ assert all(kind.__module__.startswith("transformers.") for kind in kinds), kinds
 """
 
 
+TRANSFORMERS_FIRST = """
+import transformers as theirs
+import mps_trainer.replace_transformers
+from transformers import Trainer, TrainingArguments, BertConfig, BertForSequenceClassification
+import transformers
+kinds = Trainer, TrainingArguments, theirs.Trainer, theirs.TrainingArguments, transformers.TrainingArguments
+assert all(kind.__module__.startswith("mps_trainer.") for kind in kinds), kinds
+"""
+
+
 @pytest.mark.integration
-def test_classes_are_replaced_when_the_script_imports_transformers(tmp_path):
-    ran = run_python("-c", LAZY, cwd=tmp_path)
+@pytest.mark.parametrize("script", [LAZY, TRANSFORMERS_FIRST])
+def test_classes_are_replaced_when_the_script_imports_transformers(tmp_path, script):
+    ran = run_python("-c", script, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
 
 
