@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-REPLACED = "_replaced_by_mps_trainer"  # replace_transformers keeps transformers' own classes here
+REPLACED: dict[str, Any] = {}  # transformers' own classes by name, while replace_transformers has replaced them
 
 
 class Setter:
@@ -22,8 +22,7 @@ class Setter:
     def __get__(self, args: Any, owner: type) -> Callable[..., Any]:
         from transformers import training_args
 
-        names = vars(training_args)
-        method = getattr(names.get(REPLACED, names)["TrainingArguments"], self._name)
+        method = getattr(REPLACED.get("TrainingArguments", training_args.TrainingArguments), self._name)
         if args is None:
             return method
         method = types.MethodType(method, args)

@@ -1,20 +1,16 @@
-"""Stops a script at its first training step and traces that step."""
+"""Traces the first step of transformers' Trainer in a script."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from transformers import training_args, utils
 
-from .. import check
 from ..errors import ScriptStopped
-from ..trainer import Trainer
 from ..utils.attributes import attributes_replaced
-from .step import evaluate_batch, few_batches, trace_step
+from .step import evaluate_batch, few_batches
 from .tracer import Tracer
 
 
@@ -22,47 +18,12 @@ class _StepsDone(BaseException):
     """Ends transformers' train()."""
 
 
-@contextlib.contextmanager
-def stop_at_first_step(batches: int) -> Iterator[None]:
-    """Makes train() of both Trainers, and `check.trace`, trace a step and raise ScriptStopped inside.
+def trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) -> None:
+    """Traces whole steps and a log of transformers' Trainer, without its callbacks, and one batch of evaluation.
 
-    The exception carries the report, and the Trainer or None.
+    Raises:
+        ScriptStopped: with the report and the Trainer.
     """
-    run_trace = check.trace
-
-    def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        raise ScriptStopped(trace_step(trainer, batches=batches), trainer)
-
-    @functools.wraps(run_trace)
-    def trace(*args: Any, **kwargs: Any) -> None:
-        raise ScriptStopped(run_trace(*args, **kwargs), None)
-
-    arguments_class: Any = training_args.TrainingArguments
-    make_arguments = arguments_class.__post_init__
-    with contextlib.ExitStack() as undo:
-
-        def patch_trainer(arguments: Any) -> None:
-            # Each of transformers' Trainers has arguments. Importing it before the script does would take seconds, and
-            # read the variables of `datasets` before the script sets them.
-            from transformers import trainer
-
-            train = trainer.Trainer.train
-            change = (trainer.Trainer, "train", lambda made, *args, **kw: _trace_transformers(made, train, batches))
-            undo.enter_context(attributes_replaced([change]))
-            arguments_class.__post_init__ = make_arguments
-            make_arguments(arguments)
-
-        changes = [(Trainer, "train", train_ours), (check, "trace", trace)]
-        changes.append((arguments_class, "__post_init__", patch_trainer))
-        for module in (utils.import_utils, utils, training_args):
-            # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
-            changes.append((module, "is_torch_bf16_gpu_available", lambda: True))
-        undo.enter_context(attributes_replaced(changes))
-        yield
-
-
-def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) -> None:
-    """Traces whole steps and a log of transformers' Trainer, without its callbacks, and one batch of evaluation."""
     from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 
     logging = contextlib.ExitStack()

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..devices.facts import FALLBACK
 from ..errors import MisconfigurationException, ScriptStopped
 from ..launching.settings import USE_CPU
+from ..utils.attributes import attributes_replaced
+from ..utils.import_watch import when_imported
 from ..utils.refusal import INTERRUPTED
 from .script import add_flags, add_script, check_paths, count, run_script, write_json
+
+# these take the function from one another
+_ASKED_FOR_BF16 = ("transformers.utils.import_utils", "transformers.utils", "transformers.training_args")
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -36,18 +44,18 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Traces the script's first training step; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
-    if arguments.compile:
-        from ..simulator.build import check_machine
-
-        check_machine()
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch, which reads it
     # The step is traced on the CPU, also on a Mac and also when the script asks for mps by name.
     os.environ[USE_CPU] = "true"
-    from ..check.first_step import stop_at_first_step
-
     try:
-        with stop_at_first_step(arguments.batches):
+        with contextlib.ExitStack() as stack:
+            if arguments.compile:  # on the simulated device, after the script has imported torch
+                stack.enter_context(when_imported("check --compile", {"torch": lambda torch: None}, _hide_unused_cuda))
+                from ..simulator.build import check_machine
+
+                check_machine()
+            stack.enter_context(stop_at_first_step(arguments.batches))
             status = run_script(arguments.script, arguments.arguments)
     except ScriptStopped as stopped:
         report, trainer = stopped.found
@@ -65,6 +73,59 @@ def run(arguments: argparse.Namespace) -> int:
         "must call train() of this Trainer or transformers', or mps_trainer.check.trace. The check runs on the "
         "CPU: for a script that creates tensors on mps itself, use `mps-trainer simulate` on Linux."
     )
+
+
+@contextlib.contextmanager
+def stop_at_first_step(batches: int) -> Iterator[None]:
+    """Makes train() of both Trainers, and `check.trace`, trace a step and raise ScriptStopped inside.
+
+    The exception carries the report, and the Trainer or None. Modules are changed when the script has imported them.
+    """
+
+    def train_ours(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        from ..check.step import trace_step
+
+        raise ScriptStopped(trace_step(trainer, batches=batches), trainer)
+
+    def train_theirs(train: Callable[[Any], Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
+        from ..check.first_step import trace_transformers
+
+        trace_transformers(trainer, train, batches)
+
+    def trace(run_trace: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        raise ScriptStopped(run_trace(*args, **kwargs), None)
+
+    def stop_ours(module: Any) -> None:
+        change(module.Trainer, "train", train_ours)
+
+    def stop_theirs(module: Any) -> None:
+        train = module.Trainer.train
+        change(module.Trainer, "train", lambda *args, **kwargs: train_theirs(train, *args, **kwargs))
+
+    def stop_trace(module: Any) -> None:
+        change(module, "trace", functools.wraps(module.trace)(functools.partial(trace, module.trace)))
+
+    def allow_bf16(module: Any) -> None:
+        # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
+        change(module, "is_torch_bf16_gpu_available", lambda: True)
+
+    def change(owner: Any, name: str, value: Any) -> None:
+        undo.enter_context(attributes_replaced([(owner, name, value)]))
+
+    work = {
+        "mps_trainer.check": stop_trace,
+        "mps_trainer.trainer": stop_ours,
+        "transformers.trainer": stop_theirs,
+        **dict.fromkeys(_ASKED_FOR_BF16, allow_bf16),
+    }
+    with contextlib.ExitStack() as undo, when_imported(__name__, work):
+        yield
+
+
+def _hide_unused_cuda() -> None:
+    from ..simulator.cuda import hide_unused_cuda
+
+    hide_unused_cuda()
 
 
 def _compile(trainer: Any) -> tuple[dict[str, Any] | None, bool]:

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import MisconfigurationException, ScriptStopped
 from ..launching.settings import USE_CPU
 from ..utils.attributes import attributes_replaced
+from ..utils.import_watch import when_imported
 from ..utils.refusal import INTERRUPTED
 from .script import add_flags, add_script, check_paths, count, run_script, write_json
 
@@ -45,22 +46,30 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script until it trains and prints what its step needs; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
     os.environ[USE_CPU] = "true"  # the script needs no device, on a Mac either
-    from .. import trainer_seq2seq  # noqa: F401 (so that the next import prints only its own line)
-    from ..fit import estimate
-    from ..fit.fake_models import models_are_fake
-    from ..trainer import Trainer
-
     with contextlib.redirect_stderr(io.StringIO()):  # nothing is trained, by whichever Trainer
         from .. import replace_transformers
 
         replace_transformers.replace()
     with contextlib.ExitStack() as stack:
         stack.callback(replace_transformers.undo)
-        stack.enter_context(models_are_fake())
-        stack.enter_context(attributes_replaced([(Trainer, "train", _stop), (Trainer, "evaluate", _metrics_of_nan)]))
+
+        def stop(module: Any) -> None:
+            changes = [(module.Trainer, "train", _stop), (module.Trainer, "evaluate", _metrics_of_nan)]
+            stack.enter_context(attributes_replaced(changes))
+
+        def fake_models(module: Any) -> None:
+            from ..fit.fake_models import models_are_fake
+
+            stack.enter_context(models_are_fake())
+
+        # the script sets variables before it imports these
+        work = {"mps_trainer.trainer": stop, "transformers.modeling_utils": fake_models}
+        stack.enter_context(when_imported(__name__, work))
         try:
             status = run_script(arguments.script, arguments.arguments)
         except ScriptStopped as stopped:
+            from ..fit import estimate
+
             report = estimate(stopped.found[0], arguments.batches, _tell, arguments.longest)
             _tell("")
         else:

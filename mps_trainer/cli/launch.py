@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
             file = ["--config_file", arguments.config_file] if arguments.config_file else []
             again = ["-m", "mps_trainer", "launch", "--num_processes", str(count), *file]
             command = [sys.executable, *again, *script]
-        return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
+        return supervise(command, arguments.restarts, environ, arguments.hang_timeout, is_launcher=count > 1)
     if count == 1:
         os.execve(sys.executable, command, environ)
     os.environ.update(environ)  # torchrun's processes begin with a copy of it

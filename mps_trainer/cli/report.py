@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the page and prints its path; returns 0."""
     from ..reports.record import NAME, PAGE, record_of, replace
 
+    if arguments.output == "":
+        raise MisconfigurationException("--output '' names no file. Name one, or leave --output out.")
     folders = [arguments.folder, *arguments.others]
     path = arguments.output or (COMPARISON if arguments.others else os.path.join(arguments.folder, PAGE))
     records = [record_of(folder) for folder in folders]

@@ -25,6 +25,9 @@ _SHARED_FLAGS: dict[str, dict[str, Any]] = {
     },
 }
 
+_MARK = {"generator": "mps_trainer"}  # first in a report, so that the next command may write over it
+_REPORT_BEGINS = json.dumps(_MARK, indent=2)[: -len("\n}")]
+
 
 def add_flags(command: argparse.ArgumentParser, *flags: str) -> None:
     """Adds flags that several commands have: --json and --fallback."""
@@ -89,13 +92,23 @@ def check_paths(arguments: argparse.Namespace) -> None:
 
 
 def check_report(path: str) -> None:
-    """Raises MisconfigurationException where no report can be written to `path`."""
+    """Raises MisconfigurationException where no report can be written to `path`, or another file is there."""
     target = Path(path)
     place = target if target.exists() else target.parent
     if target.is_dir() or not target.parent.is_dir() or not os.access(place, os.W_OK):
         raise MisconfigurationException(
             f"--json {path} cannot be written. Name a file in a folder that exists and may be written to."
         )
+    if target.is_file() and not _is_report(target):  # /dev/stdout is none
+        raise MisconfigurationException(
+            f"--json {path} is a file that mps_trainer has not written, and is kept. Name another file, or move it."
+        )
+
+
+def _is_report(path: Path) -> bool:
+    """Returns True for a report of an earlier command, or an empty file."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(len(_REPORT_BEGINS)) in ("", _REPORT_BEGINS)
 
 
 def check_script(path: str) -> None:
@@ -114,7 +127,7 @@ def run_script(path: str, arguments: list[str]) -> int:
     """
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
-    begun, own, script = time.time(), sys.modules["__main__"], types.ModuleType("__main__")
+    begun, own, script = _time_of_files(), sys.modules["__main__"], types.ModuleType("__main__")
     # runpy.run_path would leave it relative or change sys.argv[0]
     script.__file__ = os.path.abspath(path)
     sys.modules["__main__"] = script
@@ -146,13 +159,19 @@ def run_script(path: str, arguments: list[str]) -> int:
     return 0
 
 
+def _time_of_files() -> float:
+    """Returns the time that a new file would get: Linux's are up to 10 ms behind its clock."""
+    coarse = getattr(time, "CLOCK_REALTIME_COARSE", None)
+    return time.time() if coarse is None else time.clock_gettime(coarse)
+
+
 def write_json(path: str | None, report: dict[str, Any]) -> None:
     """Writes the report, if there is a path. Raises MisconfigurationException when that fails, as on a full disk."""
     if path is None:
         return
     try:
         with open(path, "w", encoding="utf-8") as file:
-            file.write(json.dumps(report, indent=2) + "\n")
+            file.write(json.dumps({**_MARK, **report}, indent=2) + "\n")
     except OSError as error:
         raise MisconfigurationException(
             f"--json {path} was not written: {error.strerror}. The report is printed above. Name another file and "

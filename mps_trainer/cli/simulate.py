@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from typing import Any
 
 from ..devices.facts import FALLBACK
+from ..utils.import_watch import when_imported
 from .script import add_flags, add_script, check_paths, run_script, write_json
 
 
@@ -39,13 +41,38 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script and returns its exit status."""
     check_paths(arguments)
     if arguments.fallback:
-        os.environ[FALLBACK] = "1"  # torch reads it at its import below
-    from .. import simulator
+        os.environ[FALLBACK] = "1"  # torch reads it at its import by the script
+    devices: list[Any] = []
 
-    simulator.hide_cuda()
-    device = simulator.activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu)
-    status = run_script(arguments.script, arguments.arguments)
-    report = device.report()
+    def activate(torch: Any) -> None:
+        from ..simulator import activate
+
+        devices.append(activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu))
+
+    # the script sets variables before it imports torch
+    with when_imported(__name__, {"torch": activate}, before=_hide_cuda):
+        _check_machine_and_memory(arguments.memory)
+        status = run_script(arguments.script, arguments.arguments)
+        importlib.import_module("torch")  # if the script has not
+    report = devices[0].report()
     print(report, file=sys.stderr)
     write_json(arguments.json, {"exit_status": status, **report.to_dict()})
     return status
+
+
+def _hide_cuda() -> None:
+    from ..simulator.cuda import hide_cuda
+
+    hide_cuda()
+
+
+def _check_machine_and_memory(memory: str) -> None:
+    """Compiles the device if needed. Raises MisconfigurationException where it cannot run."""
+    from ..simulator.build import build_device
+    from ..simulator.cuda import build_no_cuda
+    from ..simulator.memory_limit import high_watermark, parse_bytes
+
+    parse_bytes(memory)
+    high_watermark()
+    build_device()
+    build_no_cuda()

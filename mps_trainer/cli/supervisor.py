@@ -22,8 +22,9 @@ from typing import Any
 
 import msgspec
 
-from ..launching.processes import shell_status, signals_handled
+from ..launching.processes import shell_status, signals_handled, status_of_signal
 from ..launching.restarts import (
+    ALIVE,
     ERROR,
     PROGRESS,
     VARIABLE,
@@ -44,7 +45,13 @@ _LAST_WORDS = 5.0  # seconds for the tracebacks of a run that hangs
 _LEFT_OVER = re.compile(r"\.mps_trainer\.lock|tmp-checkpoint-.*")
 
 
-def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], hang_timeout: float | None = None) -> int:
+def supervise(
+    command: Sequence[str],
+    most: int,
+    environ: Mapping[str, str],
+    hang_timeout: float | None = None,
+    is_launcher: bool = False,
+) -> int:
     """Runs `command`, starts it again up to `most` times when it dies, and returns its exit status.
 
     SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it, and end the run.
@@ -52,6 +59,7 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
     Args:
         hang_timeout: seconds without progress in training after which a run counts as dead; None: never. Python then
             writes where each thread stands.
+        is_launcher: True if the command starts the processes that train, and returns their exit status as shells do.
     """
     if hang_timeout is not None:
         environ = {**environ, "PYTHONFAULTHANDLER": "1"}
@@ -65,7 +73,13 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
         if process is not None:
             _send(process, signum)
 
-    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, signals_handled(pass_on):
+    # the pipe is closed after its folder is gone: a process that outlives this one can tell an end from a death
+    with (
+        contextlib.ExitStack() as pipe,
+        tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes,
+        signals_handled(pass_on),
+    ):
+        _hold_open(Path(notes, ALIVE), pipe)
         while True:
             for note in (PROGRESS, ERROR):
                 Path(notes, note).unlink(missing_ok=True)
@@ -75,6 +89,8 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
             if signals:  # one came while the process was being started
                 _send(process, signals[0])
             end = _wait(process, notes, hang_timeout)
+            if is_launcher:
+                end = replace(end, status=status_of_signal(end.status))
             if signals:
                 return shell_status(end.status)
             decision = decide(end, restarts, most, time.time())
@@ -94,6 +110,15 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
                 return 128 + signals[0]
             restarts.append(replace(decision, checkpoint=checkpoint and os.path.abspath(checkpoint)))
             seconds = min(2 * seconds, _LONGEST_PAUSE)
+
+
+def _hold_open(path: Path, stack: contextlib.ExitStack) -> None:
+    """Makes a pipe at `path` and keeps its writing end open until `stack` or this process ends. Windows has none."""
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a reader cannot be opened for writing
+        stack.callback(os.close, os.open(path, os.O_WRONLY))
+        os.close(reader)
 
 
 def _send(process: subprocess.Popen[bytes], signum: int) -> None:

@@ -24,7 +24,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
-from ..checkpoints.rng import rng_state
+from ..checkpoints.rng import rng_state, set_rng
 from ..errors import MisconfigurationException
 from ..guards.signals import block_signals_during_worker_start
 from .buckets import BucketBatchSampler, buckets_of
@@ -35,6 +35,7 @@ from .order import (
     SeededSampler,
     ShareOfStream,
     distributed_sampler,
+    evenly,
     is_distributed,
     set_epoch,
 )
@@ -349,6 +350,20 @@ def epoch_batches(
     if before_first is not None:
         before_first()
     return batches
+
+
+def load_in_parts(loader: EpochLoader, rows: Sequence[int], most: int) -> list[Any]:
+    """Returns the batches that the loader's collator makes of these rows, of at most `most` and nearly equal size.
+
+    The random numbers of the run go on as if nothing had been loaded.
+    """
+    drawn, dataset = rng_state(), loader.dataset
+    fetch = getattr(dataset, "__getitems__", None)
+    found = fetch(list(rows)) if callable(fetch) else [dataset[row] for row in rows]
+    count = -(-len(rows) // most)
+    parts = [loader.collate_fn(evenly(found, number, count)) for number in range(count)]
+    set_rng(drawn)
+    return parts
 
 
 def _indices(batches: Iterator[Any]) -> Iterator[Any] | None:

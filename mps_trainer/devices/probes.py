@@ -28,19 +28,18 @@ def unreadable_switch(value: str | None) -> bool:
 
 
 class _TorchLoadWatch:
-    """A finder that finds nothing and records at each look-up of torch if the fallback switch is on.
+    """A finder that finds nothing and records if the fallback switch is on when torch is being loaded.
 
-    The last look-up before the load is the one that counts, because `importlib.util.find_spec("torch")` looks without
-    loading (transformers does that). The first look-up of a module inside torch says that the load is under way.
+    The first look-up of a module inside torch says so. A look-up of torch itself does not:
+    `importlib.util.find_spec("torch")` looks without loading (transformers does that).
     """
 
     # With torch in memory already, the switch as it stands now is the best evidence there is.
     seen: bool | None = switched_on(os.environ.get(FALLBACK)) if "torch" in sys.modules else None
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        if fullname == "torch":
+        if fullname.startswith("torch."):
             self.seen = switched_on(os.environ.get(FALLBACK))
-        elif fullname.startswith("torch."):
             # A new list, because the import system is iterating over the old one and would skip the next finder.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ import psutil
 from ..checkpoints import folders, manifest
 from ..distributed.processes import Processes
 from ..errors import with_causes
-from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Supervision
+from ..launching.restarts import ALIVE, ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Supervision
 from .gpu_faults import is_gpu_fault, ran_out_of_memory
 from .memory_errors import out_of_memory
 
@@ -58,12 +59,22 @@ class SupervisedRun:
         self.restarts = [each for each, at in died if at is None or (at.folder, at.call) == (folder, call)]
         self._notes = supervision.notes
         self._file: FileIO | None = None
+        self._supervisor: int | None = None
+        if self._notes is not None and not os.path.isdir(self._notes):
+            logger.warning(
+                "mps-trainer has ended before training, because the process that it started has: the script, or a "
+                "program that it runs, trains in the background. This run does not start again if it dies. Leave out "
+                "the step into the background, and start `nohup mps-trainer run --restarts 3 SCRIPT &` instead."
+            )
+            self._notes = None
         if self._notes is not None and processes.is_first:
             with contextlib.suppress(FileNotFoundError):  # a call before this one may have left it
                 os.remove(os.path.join(self._notes, ERROR))
             self._file = FileIO(os.path.join(self._notes, PROGRESS), "w")
             self._progress = Progress(folder, call, was_empty=was_empty)
             self._write(self._file)
+            with contextlib.suppress(FileNotFoundError):
+                self._supervisor = os.open(os.path.join(self._notes, ALIVE), os.O_RDONLY | os.O_NONBLOCK)
 
     def checkpoint_to_resume(self, output_dir: str, processes: Processes) -> str | None:
         """Returns the newest whole checkpoint that the run has saved before a restart, the same in all processes.
@@ -93,6 +104,7 @@ class SupervisedRun:
         """Notes the steps that are done, and the examples in a batch. It costs about 10 µs."""
         if self._file is not None:
             self._write(self._file, step=step, examples=examples)
+            self._end_with_supervisor()
 
     def end(self, error: BaseException | None) -> None:
         """Notes that the call has returned or raised `error`; of several processes the first error counts."""
@@ -103,6 +115,26 @@ class SupervisedRun:
             self._write(self._file, in_training=error is not None)
             self._file.close()
             self._file = None
+        if self._supervisor is not None:
+            os.close(self._supervisor)
+            self._supervisor = None
+
+    def _end_with_supervisor(self) -> None:
+        """Asks this run to save and end once the supervisor was killed: a run without one may train on unnoticed."""
+        if self._supervisor is None:
+            return
+        try:
+            os.read(self._supervisor, 1)  # fails while the other end is open, because nobody writes
+        except BlockingIOError:
+            return
+        os.close(self._supervisor)
+        self._supervisor = None
+        if self._notes is not None and os.path.isdir(self._notes):
+            logger.warning(
+                "The process of mps-trainer that would restart this run was killed, so the run saves and ends, as "
+                "after SIGTERM. Start the same command again to resume it from its checkpoint."
+            )
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _write(self, file: FileIO, **changes: Any) -> None:
         self._progress = replace(self._progress, **changes)

@@ -53,6 +53,11 @@ def shell_status(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def status_of_signal(status: int) -> int:
+    """Returns the status of the process itself, negative for a signal, for one that a shell or a launcher gives."""
+    return 128 - status if 128 < status <= 128 + 64 else status
+
+
 def torchrun(script: Sequence[str], count: int) -> int:
     """Runs the script in several processes and returns the exit status of the first that failed, or 128 + signal.
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 VARIABLE = "MPS_TRAINER_RESTARTS"  # a Supervision as JSON, for the process that trains
 PROGRESS, ERROR = "progress.json", "error.txt"  # the notes of the processes that train
+ALIVE = "alive"  # a pipe beside the notes, open for writing as long as the supervisor lives
 MEMORY, GPU, OTHER = "memory", "gpu", "other"  # errors of a run
 
-_LAST_STATUS = 128 + 64  # a status above 128 is 128 plus the number of a signal, as in shells
 # Someone asked for the end of the run with these.
 REQUESTS = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, signal.SIGTERM) for name in ("SIGHUP", "SIGQUIT"))}
 
@@ -45,7 +45,7 @@ class End:
     """The end of a process.
 
     Attributes:
-        status: its exit status; negative for a signal, or 128 plus its number from a launcher.
+        status: its exit status; negative for a signal that ended it. A script may exit with 137, too.
         error: MEMORY, GPU or OTHER for an error that a call of `train` raised, "" without one.
         progress: None if no call of `train` began.
         hung_for: seconds without progress after which it was ended; 0 if it ended by itself.
@@ -126,9 +126,12 @@ def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -
     """Returns the restart after `end`, or the reason for none: "" where the run ended by itself.
 
     A run starts again after a signal, a GPU fault, or too little memory, if it hung, and if it ended in the middle of
-    training without an error. It does not after an error of the script, or if it died twice in a row at the same step
-    with as many examples at a time. Memory that runs out with one example is no progress either.
+    training without an error. It does not after an error of the script or status 0, or if it died twice in a row at
+    the same step with as many examples at a time. Memory that runs out with one example is no progress either.
     """
+    if end.status == 0 and not end.hung_for and _was_training(end):
+        at = Restart(0, "ended with status 0 in the middle of training,", end.progress)
+        return f"the run {at}. It is not started again, because status 0 says that the script wanted this."
     found = _cause(end)
     if found is None:
         return ""
@@ -157,8 +160,9 @@ def _cause(end: End) -> tuple[str, bool] | None:
     """Returns how a run died and whether memory was the reason; None if it ended or the script failed."""
     if end.hung_for:
         return f"made no progress for {end.hung_for:g} s", False
-    signum = -end.status if end.status < 0 else end.status - 128 if 128 < end.status <= _LAST_STATUS else 0
-    if end.status == 0 or signum in REQUESTS:
+    signum = max(0, -end.status)
+    # the run of a Trainer that was asked to end exits with 128 plus the number of the signal
+    if end.status == 0 or signum in REQUESTS or end.status - 128 in REQUESTS:
         return None
     if end.error == MEMORY:
         return "ran out of memory", True
@@ -169,9 +173,14 @@ def _cause(end: End) -> tuple[str, bool] | None:
     if signum:
         name = next((each.name for each in signal.Signals if each == signum), f"signal {signum}")
         return f"died of {name}", False
-    if end.progress is not None and end.progress.in_training and not end.error:
+    if _was_training(end):
         return f"ended with status {end.status} and no error", False
     return None
+
+
+def _was_training(end: End) -> bool:
+    """Returns True if the process ended in the middle of `train`, by neither a return nor an error."""
+    return end.progress is not None and end.progress.in_training and not end.error
 
 
 def _is_progress(before: Progress | None, now: Progress | None, is_smallest: bool) -> bool:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, find_batch_size
 
 from ..checkpoints.loading import EXAMPLES_AT_A_TIME, read_position, read_state
+from ..data.epoch_loader import load_in_parts
 from ..data.split import UnsplittableBatchError, examples_in
 from ..guards.callbacks import failing_callback
 from ..guards.memory import free_unused
 from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from .gradients import Gradients
+from .nonfinite import BatchHistory
 from .run_state import RunState
 from .surface import TrainerSurface
 
@@ -33,8 +35,10 @@ class MicrobatchSplitter:
     Args:
         run_state: restored before an update is repeated; holds the size that fits.
         gradients: cleared then.
+        history: knows the rows of each batch in the dataset.
         batch_size: examples in a batch of the loader.
         most_rows: the most rows that a batch can have if each is an example; None: not known.
+        moves_loaded: True if batches have been moved to the device.
     """
 
     def __init__(
@@ -42,11 +46,15 @@ class MicrobatchSplitter:
         trainer: TrainerSurface,
         run_state: RunState,
         gradients: Gradients,
+        history: BatchHistory,
         batch_size: int,
         most_rows: int | None = None,
+        moves_loaded: bool = False,
     ) -> None:
         self.trainer, self.run_state, self.gradients, self.batch_size = trainer, run_state, gradients, batch_size
+        self.history, self.moves_loaded = history, moves_loaded
         self._most_rows, self._rows_are_examples = most_rows, True
+        self._loads_again = not trainer._mt_overrides.has("split_batch")
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
         self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_overrides.has("compute_loss")
         self._has_warned = False
@@ -68,7 +76,7 @@ class MicrobatchSplitter:
                 # the other processes have not run out of memory, and exchange no gradients again
                 if not out_of_memory(error) or steps_early or self.trainer._mt_processes.is_distributed:
                     raise
-                self._halve(microbatches, error, self.trainer.state.global_step + 1)
+                self._halve(batches, len(microbatches), error, self.trainer.state.global_step + 1)
             else:
                 return
             # outside of the handler, because its error keeps alive all that was computed
@@ -93,7 +101,7 @@ class MicrobatchSplitter:
                 can_repeat = events.covers("on_step_end") and not self.trainer._mt_processes.is_distributed
                 if not (out_of_memory(error) and can_repeat):
                     raise
-                self._halve(self._split(batches)[0], error, self.trainer.state.global_step)
+                self._halve(batches, len(self._split(batches)[0]), error, self.trainer.state.global_step)
                 again = failing_callback(error)
             else:
                 return
@@ -110,9 +118,9 @@ class MicrobatchSplitter:
             return batches, of_batches
         microbatches: list[Any] = []
         divisors: list[SupportsFloat | None] = []
-        for batch, divisor in zip(batches, of_batches, strict=True):
+        for number, (batch, divisor) in enumerate(zip(batches, of_batches, strict=True)):
             try:
-                several = self._parts(batch, most)
+                several = self._parts(number, batch, most)
             except UnsplittableBatchError as reason:
                 if not self._has_warned:
                     logger.warning("A batch of %d examples or more stays whole, and others like it: %s", most, reason)
@@ -126,7 +134,25 @@ class MicrobatchSplitter:
                 return batches, of_batches
         return microbatches, divisors
 
-    def _parts(self, batch: Any, most: int) -> list[Any]:
+    def _parts(self, number: int, batch: Any, most: int) -> list[Any]:
+        """Returns the batch of this number in smaller ones: it is cut, or else its examples are loaded again."""
+        rows = self.history.rows_of_batch(number) if self._loads_again else None
+        if rows is None or len(rows) < 2:  # a dataset may have whole batches as rows
+            return self._cut(batch, most)
+        try:
+            if examples_in(batch) == len(rows):
+                return self._cut(batch, most)
+        except UnsplittableBatchError:
+            pass
+        if len(rows) <= most:
+            return [batch]
+        parts = load_in_parts(self.history.loader, rows, most)
+        (items,), of_parts = self.trainer._mt_loss.items_of_each([batch]), self.trainer._mt_loss.items_of_each(parts)
+        if items is not None and items != sum(count or 0 for count in of_parts):
+            raise UnsplittableBatchError("it has other labels when its examples are loaded again in smaller batches")
+        return [self.trainer._mt_transfer(part) for part in parts] if self.moves_loaded else parts
+
+    def _cut(self, batch: Any, most: int) -> list[Any]:
         """Returns `split_batch`, if the rows of the run's batches are examples.
 
         TRL's trainers on preferences put the rejected answers below the chosen ones: half the rows would be the wrong
@@ -144,23 +170,29 @@ class MicrobatchSplitter:
         """Returns the divisors for the losses of the microbatches of a batch whose loss has `divisor`."""
         if divisor is None:
             return [None] * len(microbatches)
-        counts = [count or 0 for count in self.trainer._mt_loss.items_of_each(microbatches)]
+        of_each = [_boxes(each) for each in microbatches]
+        if None in of_each:
+            of_each = self.trainer._mt_loss.items_of_each(microbatches)
+        counts = [count or 0 for count in of_each]
         if not sum(counts):
             counts = [_size(each) or 1 for each in microbatches]
         total = sum(counts)
         return [float(divisor) * (total / count) if count else None for count in counts]
 
-    def _halve(self, microbatches: list[Any], error: RuntimeError, step: int) -> None:
-        """Halves the microbatches after `step` ran out of memory. Raises `error` if they cannot be halved."""
-        largest = max(_size(each) or 1 for each in microbatches)
+    def _halve(self, batches: list[Any], before: int, error: RuntimeError, step: int) -> None:
+        """Halves the microbatches, of which there were `before`, after `step` ran out of memory.
+
+        Raises `error` if they cannot be halved.
+        """
+        largest = max(self._examples_in(number, each) for number, each in enumerate(batches))
         size = most = self.run_state.examples_at_a_time or max(largest, self.batch_size)
-        count = len(microbatches)
-        while count == len(microbatches):  # the last batch of an epoch may be smaller than half of the others
+        count = before
+        while count <= before:  # the last batch of an epoch may be smaller than half of the others
             if most == 1:
                 raise NothingLeftToSplitError("it has one example") from error
             most = -(-most // 2)
             try:
-                count = sum(len(self._parts(each, most)) for each in microbatches)
+                count = sum(len(self._parts(number, each, most)) for number, each in enumerate(batches))
             except UnsplittableBatchError as reason:
                 raise NothingLeftToSplitError(str(reason)) from error
         self.run_state.examples_at_a_time = self.trainer.state.train_batch_size = most
@@ -169,13 +201,27 @@ class MicrobatchSplitter:
             "more of them are accumulated: each update still has the same examples, and no example is trained on "
             "twice.",
             step,
-            largest if largest > 1 else size,
+            min(largest, size) if largest > 1 else size,
             most,
         )
         if self.trainer._mt_supervised is not None:
             self.trainer._mt_supervised.note(self.trainer.state.global_step, most)
         note = f"Memory ran out. From here on training batches have {most} examples."
         self.trainer._mt_events.note("warning", note)
+
+    def _examples_in(self, number: int, batch: Any) -> int:
+        rows = self.history.rows_of_batch(number) if self._loads_again else None
+        return len(rows) if rows is not None and len(rows) > 1 else _size(batch) or 1
+
+
+def _boxes(batch: Any) -> int | None:
+    """Returns the number of boxes in `batch`, by which detectors divide their loss, at least 1; None without boxes."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if not isinstance(labels, (list, tuple)) or not all(isinstance(each, Mapping) for each in labels):
+        return None
+    if not labels or not all("class_labels" in each for each in labels):
+        return None
+    return max(1, sum(len(each["class_labels"]) for each in labels))
 
 
 def _size(batch: Any) -> int | None:

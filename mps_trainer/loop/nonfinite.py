@@ -46,6 +46,13 @@ class BatchHistory:
         """Returns the rows of the update after `step`; None where they cannot be told."""
         return rows_of_batches(self.loader, *self._updates[step]) if self.is_plain and step in self._updates else None
 
+    def rows_of_batch(self, number: int) -> list[int] | None:
+        """Returns the rows of a batch, by its number from 0, in the last update; None where they cannot be told."""
+        if not self.is_plain or not self._updates:
+            return None
+        epoch, first, _ = self._updates[next(reversed(self._updates))]
+        return rows_of_batches(self.loader, epoch, first + number)
+
     def describe(self, step: int) -> str:
         """Returns the rows or batches of the update after `step` in words."""
         if (rows := self.rows(step)) is not None:

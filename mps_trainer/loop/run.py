@@ -122,7 +122,9 @@ class TrainingRun:
             # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
             sampler = None if overrides.has("split_batch") else getattr(self.loader, "batch_sampler", None)
             most_rows = getattr(sampler, "batch_size", None)
-            self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, self.batch_size, most_rows)
+            self.splitter = MicrobatchSplitter(
+                trainer, self.run_state, self.gradients, self.history, self.batch_size, most_rows, self.moves_loaded
+            )
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(trainer, self.run_state, self.gradients, self.nonfinite)
         trainer._mt_run = self

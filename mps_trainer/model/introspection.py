@@ -85,6 +85,12 @@ def spans_devices(model: nn.Module) -> bool:
     return len(places - {"cpu", "disk"}) > 1
 
 
+def is_offloaded(model: nn.Module) -> bool:
+    """Returns True if Accelerate keeps weights on disk or on the host, and brings them when a module runs."""
+    has_hooks = any(hasattr(module, "_hf_hook") for module in model.modules())
+    return has_hooks and any(parameter.is_meta for parameter in model.parameters())
+
+
 def check_trainable(model: nn.Module) -> None:
     """Raises MisconfigurationException if no parameter of `model` requires a gradient."""
     if not any(parameter.requires_grad for parameter in model.parameters()):

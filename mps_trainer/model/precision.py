@@ -20,6 +20,7 @@ from ..errors import MisconfigurationException
 from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors
 from ..utils.text import first_line
+from .introspection import is_offloaded
 from .number_formats import check_formats
 
 logger = logging.getLogger(__name__)
@@ -51,9 +52,9 @@ class MixedPrecision:
         self.has_model = False  # whether a model has been prepared
 
     def prepare(self, model: nn.Module, place: bool = True) -> None:
-        """Moves `model` to the device, unless it is sharded."""
+        """Moves `model` to the device, unless it is sharded or Accelerate offloads its weights."""
         self.has_model = True
-        if place and not is_sharded(model):
+        if place and not (is_sharded(model) or is_offloaded(model)):
             check_formats(model, self.device)
             model.to(self.device)
 

@@ -15,14 +15,19 @@ import torch
 from torch import nn
 
 from ..errors import MisconfigurationException
+from .introspection import is_offloaded
 
 
 def move(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
     """Moves the model to `device`, and its floating-point weights to `dtype` if given. Returns it.
 
+    A model whose weights Accelerate offloads stays as it is.
+
     A layer of 8 bits keeps its weight and the scales of its rows under other names too, which `model.to` leaves where
     they were.
     """
+    if is_offloaded(model):
+        return model
     model = model.to(device=device, dtype=dtype) if dtype is not None else model.to(device)
     for layer in _layers(model, "Linear8bitLt"):
         for holder in (layer.weight, layer.state):

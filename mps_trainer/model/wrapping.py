@@ -13,7 +13,7 @@ from ..distributed.fsdp import sharded
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .activation_checkpointing import checkpoint_settings
-from .introspection import spans_devices
+from .introspection import is_offloaded, spans_devices
 
 
 def wrapped(
@@ -53,6 +53,8 @@ def _compiled(model: nn.Module, previous: nn.Module, args: TrainingArguments) ->
 
 def is_placed(model: nn.Module, args: TrainingArguments) -> bool:
     """Returns True if the Trainer moves `model` to the device as a whole, before anything else."""
+    if is_offloaded(model):  # Accelerate refuses to move it
+        return False
     if args.place_model_on_device is not None:
         return args.place_model_on_device
     full_eval = args.fp16_full_eval or args.bf16_full_eval  # moves the model itself, in another format

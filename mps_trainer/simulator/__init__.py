@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..utils.import_watch import is_watched
 from .build import SimulatorUnavailableError
 from .cuda import hide_cuda, hide_unused_cuda
 
@@ -37,7 +38,8 @@ _EXPORTS = {
     **dict.fromkeys(("OperatorCalls", "Place", "SimulationReport"), ".simulation_report"),
 }
 
-hide_unused_cuda()
+if not is_watched("torch"):  # then a command hides CUDA when its script imports torch
+    hide_unused_cuda()
 
 
 def __getattr__(name: str) -> Any:

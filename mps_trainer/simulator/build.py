@@ -87,8 +87,8 @@ _failures: dict[Path, str] = {}  # builds that failed in this process and are no
 
 def torch_version() -> Any:
     """Returns the contents of `torch.version` without importing torch."""
-    if "torch" in sys.modules:
-        return sys.modules["torch"].version
+    if "torch.version" in sys.modules:
+        return sys.modules["torch.version"]
     return SimpleNamespace(**runpy.run_path(str(torch_folder() / "version.py")))
 
 

@@ -23,7 +23,7 @@ _failed: SimulatorUnavailableError | None = None
 
 
 def hide_cuda() -> None:
-    """Hides CUDA from this process if torch is built for it. Call it before torch is imported.
+    """Hides CUDA from this process if torch is built for it. Call it before torch loads its libraries.
 
     Raises:
         SimulatorUnavailableError: if torch has been imported, or the library cannot be built or loaded.
@@ -31,9 +31,9 @@ def hide_cuda() -> None:
     global _library
     if _failed is not None:
         raise _failed
-    if platform.system() != "Linux" or _library is not None or not torch_version().cuda:
+    if _library is not None or not _has_cuda():
         return  # there is no CUDA to hide
-    if "torch" in sys.modules:
+    if "torch._C" in sys.modules:
         raise SimulatorUnavailableError(
             f"This is torch {torch_version().__version__}, a build for CUDA, and it was imported before the simulated "
             "mps device could take CUDA out of the process. Import mps_trainer.simulator before torch and, on a "
@@ -55,10 +55,20 @@ def hide_cuda() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides the GPU from the driver's callers and from child processes
 
 
+def build_no_cuda() -> None:
+    """Compiles the library that hides CUDA, where torch is built for CUDA and it has not been compiled."""
+    if _has_cuda():
+        built(SOURCES, MODULE)
+
+
+def _has_cuda() -> bool:
+    return platform.system() == "Linux" and bool(torch_version().cuda)
+
+
 def hide_unused_cuda() -> None:
     """Hides CUDA on a machine without an NVIDIA GPU before torch is imported; `hide_cuda` raises its errors."""
     global _failed
-    if "torch" in sys.modules or platform.system() != "Linux" or any(map(os.path.exists, _GPUS)):
+    if "torch._C" in sys.modules or platform.system() != "Linux" or any(map(os.path.exists, _GPUS)):
         return
     try:
         hide_cuda()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -16,16 +14,12 @@ from ..check.mps_kernels import compiles_graphs, reads
 from ..check.source import SourceLine, current_line
 from ..check.table import always_falls_back, operator_table
 from ..devices import facts
-from ..devices.watermarks import HIGH, MOST, Ratio
 from ..errors import MisconfigurationException
 from .build import load_extension
 from .cuda import hide_cuda
+from .memory_limit import DEFAULT_MEMORY, high_watermark, parse_bytes
 from .simulation_report import OperatorCalls, Place, SimulationReport
 from .visible import set_visible
-
-# Metal recommends two thirds on a Mac of 24 GB.
-DEFAULT_MEMORY = "16GB"
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 _extension: ModuleType | None = None
 _current: SimulatedMPS | None = None
@@ -126,7 +120,7 @@ def activate(
 ) -> SimulatedMPS:
     """Activates the device for the rest of the process, with the settings of `simulated_mps()`."""
     global _current
-    size, watermark = parse_bytes(memory), _watermark()
+    size, watermark = parse_bytes(memory), high_watermark()
     if _current is not None:
         raise MisconfigurationException(
             "The simulated mps device is already active, by an enclosing simulated_mps() or by activate(). Use that "
@@ -161,31 +155,3 @@ def _install() -> ModuleType:
         atexit.register(extension.set_listener, None)  # the last registered runs first
         _extension = extension
     return _extension
-
-
-def parse_bytes(amount: int | str) -> int:
-    """Returns the number of bytes in an amount such as 4096, "16GB", "512 MiB" or "1.5g".
-
-    A gigabyte is 2**30, as on the label of a Mac. A text needs a unit: `--memory 16` does not mean bytes.
-
-    Raises:
-        MisconfigurationException: for anything else, and for less than one byte.
-    """
-    text = amount if isinstance(amount, str) else f"{amount}B"
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|B)\s*", text, flags=re.IGNORECASE)
-    size = int(float(match[1]) * _UNITS[(match[2] or "").upper()]) if match else 0
-    if size < 1:
-        raise MisconfigurationException(
-            f"memory={amount!r} is not an amount of memory. Write a number with a unit, for example 16GB or 512MB."
-        )
-    return size
-
-
-def _watermark() -> float:
-    """Returns the fraction of the recommended maximum past which an allocation fails; 0 for no limit."""
-    ratio = Ratio(os.environ.get(HIGH, "1.0"))
-    if not (ratio.is_number and 0 <= ratio.value <= MOST):
-        raise MisconfigurationException(
-            f"{HIGH} is {ratio.text!r}, and must be between 0.0 (no limit) and 2.0. Unset it, or set it to 1.0."
-        )
-    return ratio.value

@@ -179,8 +179,8 @@ def test_two_processes_find_each_other_and_the_status_is_that_of_the_one_that_fa
     ],
 )
 def test_restarts_are_of_what_would_be_started_without_them(folder, monkeypatch, words, command):
-    def supervise(started, most, environ, hang_timeout):
-        assert hang_timeout is None
+    def supervise(started, most, environ, hang_timeout, is_launcher):
+        assert (hang_timeout, is_launcher) == (None, "--num_processes" in words)
         assert started == [sys.executable, *command.split()]
         assert (most, environ["ACCELERATE_USE_CPU"]) == (3, "true")
         return 7

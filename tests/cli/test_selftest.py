@@ -49,6 +49,17 @@ def test_selftest_with_a_failed_check_is_1(fine, capsys, monkeypatch, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["passed"] is False
 
 
+def test_report_is_written_over_a_report_and_keeps_other_files(fine, capsys, tmp_path):
+    mine, report = tmp_path / "config.json", tmp_path / "report.json"
+    mine.write_text('{"mine": true}')
+    assert main(["selftest", "--json", str(mine)]) == 2
+    assert capsys.readouterr().err.startswith(f"mps-trainer: error: --json {mine} is a file that mps_trainer has not")
+    assert mine.read_text() == '{"mine": true}'
+    report.touch()  # as tempfile makes one
+    for _ in range(2):
+        assert main(["selftest", "--json", str(report)]) == 0
+
+
 @pytest.mark.parametrize("machine", ["linux_torch_missing", "m2_rosetta_torch_missing"])
 def test_selftest_without_torch_is_2_and_one_line(machine, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "gather_facts", lambda **settings: MACHINES[machine])

@@ -14,7 +14,7 @@ import pytest
 
 from mps_trainer.cli import supervisor
 from mps_trainer.cli.supervisor import PAUSE, clear, newest_checkpoint, supervise
-from mps_trainer.launching.restarts import PROGRESS, VARIABLE, Progress
+from mps_trainer.launching.restarts import ALIVE, PROGRESS, VARIABLE, Progress
 
 # $number is that of the start, $notes the folder for notes; `at STEP` notes a step of a run.
 BEGIN = f"""
@@ -30,9 +30,11 @@ def shell(tmp_path, monkeypatch):
     """Supervises a shell with this text; returns the exit status and the number of starts."""
     monkeypatch.chdir(tmp_path)
 
-    def run(text: str, most: int = 3, pause: float = 0.01, hang_timeout: float | None = None) -> tuple[int, int]:
+    def run(
+        text: str, most: int = 3, pause: float = 0.01, hang_timeout: float | None = None, is_launcher: bool = False
+    ) -> tuple[int, int]:
         environ = {**os.environ, PAUSE: str(pause)}
-        status = supervise(["/bin/sh", "-c", BEGIN + text], most, environ, hang_timeout)
+        status = supervise(["/bin/sh", "-c", BEGIN + text], most, environ, hang_timeout, is_launcher)
         return status, len((tmp_path / "starts").read_text())
 
     return run
@@ -68,7 +70,7 @@ def assert_ended(path):
     ],
 )
 def test_a_process_that_dies_is_started_again(shell, capsys, death, said):
-    assert shell(f'at 5; [ "$number" = 2 ] && exit 0; {death}') == (0, 2)
+    assert shell(f'[ "$number" = 2 ] && exit 0; at 5; {death}') == (0, 2)
     err = capsys.readouterr().err
     assert err.startswith(f"mps-trainer: the run {said} Restart 1 of 3 in 0.01 s: ")
     assert err.count("\n") == 1
@@ -87,9 +89,27 @@ def test_notes_of_the_process_before_do_not_count(shell):
 
 def test_pauses_grow(shell, capsys, monkeypatch):
     monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 0.03)
-    assert shell('at $number; [ "$number" = 4 ] && exit 0; kill -ABRT $$') == (0, 4)
+    assert shell('[ "$number" = 4 ] && exit 0; at $number; kill -ABRT $$') == (0, 4)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(" of 3 in ")[2].partition(":")[0] for line in lines] == ["0.01 s", "0.02 s", "0.03 s"]
+
+
+@pytest.mark.parametrize(("is_launcher", "starts"), [(False, 1), (True, 2)])
+def test_status_137_is_a_kill_only_from_a_launcher(shell, capsys, is_launcher, starts):
+    assert shell('[ "$number" = 2 ] && exit 0; exit 137', is_launcher=is_launcher)[1] == starts
+    assert ("was killed" in capsys.readouterr().err) == is_launcher
+
+
+def test_status_0_in_the_middle_of_training_is_said(shell, capsys):
+    assert shell("at 5; exit 0") == (0, 1)
+    assert capsys.readouterr().err.startswith("mps-trainer: the run ended with status 0 in the middle of training, ")
+
+
+def test_a_pipe_beside_the_notes_is_open_while_the_supervisor_lives(shell, tmp_path):
+    wait = f'while read line; do :; done < "$notes/{ALIVE}"'  # until the other end is closed
+    assert shell(f'({wait}; [ -d "$notes" ] || touch ended) > /dev/null 2>&1 & test -p "$notes/{ALIVE}"') == (0, 1)
+    while not (tmp_path / "ended").exists():
+        time.sleep(0.01)
 
 
 def test_a_run_without_progress_ends(shell, capsys):

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from transformers import PrinterCallback
 
 import mps_trainer
+from tests import run_python
 from tests.conftest import refusal
 
 from .conftest import bert_classifier, sentences
@@ -148,6 +149,47 @@ def test_accelerate_state_has_precision_of_arguments(replaced, tmp_path):
 def test_arguments_of_transformers_own_class_are_refused_in_one_line(tmp_path):
     theirs = transformers.TrainingArguments(str(tmp_path), **QUIET)
     assert "TrainingArguments from mps_trainer" in refusal(mps_trainer.Trainer, bert_classifier(), theirs)
+
+
+LAZY = """
+import sys
+import mps_trainer.replace_transformers as replaced
+assert not {"torch", "transformers", "numpy", "huggingface_hub"} & set(sys.modules)
+from transformers import ProgressCallback, TrainingArguments
+assert TrainingArguments.__module__ == "mps_trainer.training_args"
+assert ProgressCallback.__module__ == "mps_trainer.callbacks.progress"
+assert not {"datasets", "transformers.trainer"} & set(sys.modules)  # they read variables, too
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, trainer
+from transformers.trainer_seq2seq import Trainer as Base
+from transformers.training_args import TrainingArguments as Same
+assert Same is TrainingArguments and Base is Trainer
+assert issubclass(Seq2SeqTrainer, Trainer) and Trainer.__module__ == "mps_trainer.trainer"
+assert issubclass(Seq2SeqTrainingArguments, TrainingArguments)
+replaced.undo()
+import transformers
+from transformers.trainer_seq2seq import Trainer
+assert Trainer is transformers.Trainer is transformers.Seq2SeqTrainer.__base__
+assert transformers.TrainingArguments is transformers.Seq2SeqTrainingArguments.__base__
+kinds = Trainer, trainer.DEFAULT_PROGRESS_CALLBACK, *transformers.Seq2SeqTrainingArguments.__mro__[:2]
+assert all(kind.__module__.startswith("transformers.") for kind in kinds), kinds
+"""
+
+
+TRANSFORMERS_FIRST = """
+import transformers as theirs
+import mps_trainer.replace_transformers
+from transformers import Trainer, TrainingArguments, BertConfig, BertForSequenceClassification
+import transformers
+kinds = Trainer, TrainingArguments, theirs.Trainer, theirs.TrainingArguments, transformers.TrainingArguments
+assert all(kind.__module__.startswith("mps_trainer.") for kind in kinds), kinds
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("script", [LAZY, TRANSFORMERS_FIRST])
+def test_classes_are_replaced_when_the_script_imports_transformers(tmp_path, script):
+    ran = run_python("-c", script, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")

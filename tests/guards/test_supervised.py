@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -15,12 +16,12 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.checkpoints import folders, manifest
-from mps_trainer.cli.supervisor import newest_checkpoint, read_end
+from mps_trainer.cli.supervisor import _hold_open, newest_checkpoint, read_end
 from mps_trainer.errors import explanation_of
 from mps_trainer.guards import supervised
 from mps_trainer.guards.supervised import kind_of
-from mps_trainer.launching.restarts import GPU, MEMORY, OTHER, VARIABLE, Progress, Restart, Supervision, decide
-from tests.conftest import assert_same_weights, logged, weights
+from mps_trainer.launching.restarts import ALIVE, GPU, MEMORY, OTHER, VARIABLE, Progress, Restart, Supervision, decide
+from tests.conftest import assert_same_weights, callback, logged, messages_with, weights
 
 GPU_FAULT = "MPS command buffer execution failed: Caused GPU Timeout Error"
 NO_MEMORY = "MPS command buffer execution failed: Insufficient Memory (00000008:kIOGPUCommandBufferCallback...)"
@@ -208,6 +209,36 @@ def test_memory_halves_what_is_trained_on_at_a_time(train, make_model, superviso
     assert (set(sizes), len(sizes)) == ({4}, 2 * 4)
     assert again.args.auto_find_batch_size is False
     torch.testing.assert_close(weights(again.model), whole({"model": make_model(dropout=0.0)}), rtol=0, atol=1e-5)
+
+
+def test_run_saves_and_ends_once_its_supervisor_is_killed(train, supervisor, caplog, tmp_path):
+    pipe = contextlib.ExitStack()
+    _hold_open(supervisor.notes / ALIVE, pipe)
+    at_3 = callback(on_step_end=lambda state, **_: pipe.close() if state.global_step == 3 else None)
+    with pytest.raises(SystemExit) as ended:
+        train(trainer={"callbacks": [at_3]})
+    assert ended.value.code == 143
+    assert (tmp_path / "run" / "checkpoint-3").exists() or (tmp_path / "run" / "checkpoint-4").exists()
+    assert len(messages_with(caplog, "would restart this run was killed")) == 1
+
+
+def test_run_goes_on_in_the_background_once_its_supervisor_has_ended(train, supervisor, caplog):
+    pipe = contextlib.ExitStack()
+    _hold_open(supervisor.notes / ALIVE, pipe)
+
+    def end(state, **_):
+        if state.global_step == 3:
+            shutil.rmtree(supervisor.notes)
+            pipe.close()
+
+    assert train(trainer={"callbacks": [callback(on_step_end=end)]}).state.global_step == 8
+    assert caplog.messages == []
+
+
+def test_run_in_the_background_begins_after_its_supervisor_has_ended(train, supervisor, caplog):
+    shutil.rmtree(supervisor.notes)
+    assert train().state.global_step == 8
+    assert len(messages_with(caplog, "trains in the background. This run does not start again")) == 1
 
 
 def test_record_and_page_show_each_restart(train, supervisor):

@@ -30,7 +30,8 @@ KILLED = "was killed (SIGKILL, which a system short of memory sends)"
         (End(-9, "", dataclasses.replace(AT_5, examples=5)), KILLED, 3),
         (End(-9, "", dataclasses.replace(AT_5, examples=1)), KILLED, None),
         (End(-9), KILLED, None),  # before training
-        (End(137, OTHER, AT_5), KILLED, 4),  # one of several processes, and the first noticed
+        (End(-9, OTHER, AT_5), KILLED, 4),  # one of several processes, and the first noticed
+        (End(137, "", AT_5), "ended with status 137 and no error", None),  # os._exit(137), and no signal
         (End(-11, "", TRAINED), "died of SIGSEGV", None),
         (End(3, "", AT_5), "ended with status 3 and no error", None),
         (End(1, GPU, AT_0), "died of a GPU fault", None),
@@ -48,6 +49,9 @@ def test_a_run_that_dies_starts_again(end, cause, examples):
     [
         End(0, "", TRAINED),
         End(0, MEMORY, AT_5),  # the script has caught it
+        End(137),  # sys.exit(137) before training
+        End(137, OTHER, AT_5),  # and in training
+        End(137, "", TRAINED),
         End(1),  # before training
         End(2),
         End(1, OTHER, AT_0),
@@ -58,6 +62,13 @@ def test_a_run_that_dies_starts_again(end, cause, examples):
 )
 def test_a_run_that_ends_by_itself_or_is_stopped_does_not_start_again(end):
     assert decide(end, [], most=3) == ""
+
+
+def test_status_0_in_the_middle_of_training_is_no_death_and_is_said():
+    assert decide(End(0, "", AT_5), [], most=3) == (
+        "the run ended with status 0 in the middle of training, after step 5. It is not started again, because status "
+        "0 says that the script wanted this."
+    )
 
 
 def test_a_run_without_progress_does_not_start_again():

@@ -15,7 +15,17 @@ from mps_trainer.data.split import split
 from mps_trainer.distributed import Processes
 from mps_trainer.guards.memory_errors import DeviceOutOfMemoryError
 from mps_trainer.loop.run import TrainingRun
-from tests.conftest import Classifier, assert_same_weights, callback, examples, logged, messages_with, refusal, weights
+from tests.conftest import (
+    Classifier,
+    Stream,
+    assert_same_weights,
+    callback,
+    examples,
+    logged,
+    messages_with,
+    refusal,
+    weights,
+)
 
 OUT_OF_MEMORY = "MPS backend out of memory (MPS allocated: 1.00 GiB, max allowed: 1.00 GiB)."
 
@@ -271,24 +281,109 @@ def test_small_device_trains_as_a_larger_one(device, train):
     assert logged(first, "loss") == pytest.approx(logged(second, "loss"), abs=1e-5)
 
 
-def test_packed_batch_is_refused_unless_split_batch_is_overridden(train):
+def packed(rows):
+    """Joins all rows into one, which cannot be cut in the first dimension."""
+    return {
+        "x": torch.cat([row["x"] for row in rows])[None],
+        "labels": torch.tensor([row["labels"] for row in rows])[None],
+    }
+
+
+def patches(rows):
+    """Has two rows of `x` for each example, and three for each that is positive, as patches of images are."""
+    count = [2 + row["labels"] for row in rows]
+    x = torch.cat([row["x"].expand(times, 4) for row, times in zip(rows, count, strict=True)])
+    return {"x": x, "count": torch.tensor(count), "labels": torch.tensor([row["labels"] for row in rows])}
+
+
+def pairs(rows):
+    """Collates as TRL's trainers on preferences do: the rejected answers are below the chosen ones."""
+    points = torch.stack([row["x"] for row in rows])
+    return {"x": torch.cat([points, -points]), "labels": torch.tensor([row["labels"] for row in rows] * 2)}
+
+
+class Packed(Hungry):
+    def logits(self, x):
+        return super().logits(x.view(-1, 4))
+
+
+class Patches(Hungry):
+    def forward(self, x, labels=None, count=None):
+        logits = torch.stack([part.mean(0) for part in self.logits(x).split(count.tolist())])
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.every_device
+@pytest.mark.parametrize(
+    ("kind", "collate", "fits"), [(Packed, packed, 4), (Patches, patches, 12), (Hungry, pairs, 8)]
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_cannot_be_cut_are_loaded_again(train, device, caplog, kind, collate, fits, workers):
+    settings = {
+        "max_steps": 6, "gradient_accumulation_steps": 2, "max_grad_norm": 10.0, "learning_rate": 1e-2,
+        "dataloader_num_workers": workers,
+    }  # fmt: skip
+    given = {"data_collator": collate, "eval_dataset": None}
+    enough, scarce = (train(kind(most), given, **settings) for most in (10**9, fits))
+    assert scarce.state.train_batch_size == 4
+    assert max(scarce.model.sizes[1:]) <= fits
+    assert logged(scarce, "loss") == pytest.approx(logged(enough, "loss"), abs=1e-6)
+    torch.testing.assert_close(weights(scarce.model), weights(enough.model), rtol=0, atol=1e-5)
+    assert "Memory ran out in step 1 with batches of 8 examples. From this step on batches have 4" in caplog.text
+
+
+def test_losses_that_are_divided_by_boxes_are_weighted_by_boxes(train):
     def collate(rows):
-        """Joins all rows into one, which cannot be cut in the first dimension."""
-        return {
-            "x": torch.cat([row["x"] for row in rows])[None],
-            "labels": torch.tensor([row["labels"] for row in rows])[None],
-        }
+        labels = [{"class_labels": torch.full((1 + 2 * row["labels"],), row["labels"])} for row in rows]
+        return {"x": torch.stack([row["x"] for row in rows]), "labels": labels}
 
-    class Packed(Hungry):
-        def logits(self, x):
-            return super().logits(x.view(-1, 4))
+    class Detector(Hungry):
+        def forward(self, x, labels=None):
+            logits, classes = self.logits(x), [each["class_labels"] for each in labels]
+            scores = torch.cat([row.expand(len(each), 2) for row, each in zip(logits, classes, strict=True)])
+            return {"loss": nn.functional.cross_entropy(scores, torch.cat(classes)), "logits": logits}
 
+    given = {"data_collator": collate, "eval_dataset": None}
+    enough, scarce = (train(Detector(fits), given, max_steps=3, learning_rate=1e-2) for fits in (8, 4))
+    assert logged(scarce, "loss") == pytest.approx(logged(enough, "loss"), abs=1e-6)
+    assert scarce.state.train_batch_size == 4
+
+
+def test_loading_again_draws_no_numbers_of_the_run(train):
+    def jittered(rows):
+        torch.rand(())
+        return packed(rows)
+
+    def drawn(fits):
+        model, draws = Packed(fits), []
+        model.register_forward_pre_hook(lambda *_: draws.append(float(torch.rand(()))))
+        train(model, {"data_collator": jittered, "eval_dataset": None}, max_steps=1)
+        return draws
+
+    assert drawn(10**9)[0] == drawn(4)[0] == drawn(4)[1]  # the first update, and the same again in parts
+
+
+def test_batch_with_drawn_labels_is_not_loaded_again(train):
+    calls = []
+
+    def draws(rows):
+        calls.append(len(rows))
+        batch = packed(rows)
+        batch["labels"][:, : len(calls) % 3] = -100
+        return batch
+
+    given = {"data_collator": draws, "eval_dataset": None}
+    said = refusal(train, Packed(4), given, max_steps=1, kind=DeviceOutOfMemoryError)
+    assert "it has other labels when its examples are loaded again" in said
+
+
+def test_packed_batch_of_a_stream_is_refused_unless_split_batch_is_overridden(train):
     class Splits(Trainer):
         def split_batch(self, batch, most):
             x, labels = batch["x"].view(-1, 4).split(most), batch["labels"].split(most, dim=1)
             return [{"x": part.reshape(1, -1), "labels": label} for part, label in zip(x, labels, strict=True)]
 
-    given = {"data_collator": collate, "eval_dataset": None}
+    given = {"data_collator": packed, "eval_dataset": None, "train_dataset": Stream(examples(40))}
     assert "one example" in refusal(train, Packed(4), given, max_steps=2, kind=DeviceOutOfMemoryError)
     assert train(Packed(4), {"kind": Splits, **given}, max_steps=2).model.sizes == [8, 4, 4, 4, 4]
 
@@ -308,16 +403,11 @@ def test_a_repeated_update_draws_the_same_numbers_and_counts_running_means_once(
     assert model.batches == 4
 
 
-def pairs(rows):
-    """Collates as TRL's trainers on preferences do: the rejected answers are below the chosen ones."""
-    points = torch.stack([row["x"] for row in rows])
-    return {"x": torch.cat([points, -points]), "labels": torch.tensor([row["labels"] for row in rows] * 2)}
-
-
 @pytest.mark.parametrize("count", [40, 36])  # the last batch of an epoch may have as many rows as others have examples
 def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, count):
     model, settings = Hungry(16), {"auto_find_batch_size": True, "max_steps": 8}
-    trainer = make_trainer({"model": model, "train_dataset": examples(count), "data_collator": pairs}, **settings)
+    rows = Stream(examples(count))  # whose batches cannot be loaded again
+    trainer = make_trainer({"model": model, "train_dataset": rows, "data_collator": pairs}, **settings)
 
     def limit(**_):
         trainer._mt_run.run_state.examples_at_a_time = 4  # a restart because of memory sets it
@@ -330,7 +420,8 @@ def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, c
 
 
 def test_memory_that_runs_out_with_more_rows_than_examples_ends_the_run(train):
-    said = refusal(train, Hungry(4), {"data_collator": pairs}, max_steps=4, kind=DeviceOutOfMemoryError)
+    given = {"data_collator": pairs, "train_dataset": Stream(examples(40))}
+    said = refusal(train, Hungry(4), given, max_steps=4, kind=DeviceOutOfMemoryError)
     assert "more rows than examples" in said
 
 

@@ -33,6 +33,7 @@ NO_RUN = "it has no run_record.json, no trainer_state.json and no checkpoint"
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["run", "--output", ""], "--output '' names no file. Name one, or leave --output out."),
         (["gone"], "gone does not exist. Name the output_dir of a training run."),
         (["empty"], "There is no training run in empty: "),
         (["."], f"There is no training run in .: {NO_RUN}. Name the output_dir of a run, such as ./damaged."),
