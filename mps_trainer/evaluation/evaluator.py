@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, speed_metrics
 
 from ..callbacks import close_display
@@ -31,6 +30,7 @@ from ..model.introspection import base_model, main_input_name
 from ..model.number_formats import explain_format
 from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
+from ..utils.nested import find_batch_size
 from .batches import examples_in, in_step, is_sequential, order_of_rows, with_last
 from .metric_calls import MeasuredTrainer, MetricCalls
 from .metrics import named_metrics

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat
 
-from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, find_batch_size
+from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
 
 from ..checkpoints.loading import EXAMPLES_AT_A_TIME, read_position, read_state
 from ..data.split import UnsplittableBatchError, examples_in
@@ -15,6 +15,7 @@ from ..guards.callbacks import failing_callback
 from ..guards.memory import free_unused
 from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
+from ..utils.nested import find_batch_size
 from .gradients import Gradients
 from .run_state import RunState
 from .surface import TrainerSurface

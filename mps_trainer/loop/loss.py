@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 import torch
 from torch import nn
-from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
+from transformers.trainer_pt_utils import LabelSmoother
 
 from ..data.order import distributed_sampler
 from ..data.padding import IGNORED_LABEL
@@ -24,6 +24,7 @@ from ..distributed import Processes
 from ..distributed.ddp import inside
 from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model
+from ..utils.nested import find_batch_size
 from ..utils.overrides import Overrides
 
 # The losses of these causal language models of transformers compare each position with the label at that position.
@@ -107,6 +108,8 @@ def _labels_in_loss(batch: Any, shifted: bool, names: Sequence[str] = ("labels",
     labels = next((batch[name] for name in names if name in batch), None)
     if not isinstance(labels, torch.Tensor):
         return None
+    if labels.is_nested:
+        return None if shifted else labels.values()
     return labels[..., 1:] if shifted and labels.dim() > 1 else labels
 
 
