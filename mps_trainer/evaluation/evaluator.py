@@ -51,6 +51,7 @@ class EvaluatedTrainer(MeasuredTrainer, Protocol):
     model_preparation_time: float | None
     is_in_train: bool
     is_fsdp_enabled: bool
+    _eval_dataloaders: dict[str, Any]
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any
@@ -219,6 +220,7 @@ def evaluate_dataset(
         )
         free_unused(args.device)
         set_rng(before)
+        trainer._eval_dataloaders.clear()  # a kept one has the larger batches
         loader = make_loader()
     start_time += output.metrics.get(f"{prefix}_model_preparation_time", 0.0)
     samples = output.num_samples
