@@ -73,8 +73,7 @@ def predicts_next_token(model: nn.Module) -> bool:
     """Returns True for a causal language model, where the logits at a position predict the next label."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    inner = base_model(getattr(model, "_orig_mod", model))
-    return class_of(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return class_of(base_model(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None:
@@ -304,7 +303,8 @@ class UpdateLoss:
     def forward(self, model: nn.Module, inputs: Mapping[str, Any], num_items: Any) -> Any:
         """Returns the outputs of `model`, which gets the number of items if it accepts it and uses it.
 
-        The first batch watches if it uses the number, with the model as it is before `torch.compile`.
+        The first batch watches if it uses the number, with the model as it is before `torch.compile`. A wrapper may
+        take any argument, and its model refuse this one, which the first batch shows as well.
 
         Raises:
             TypeError: for a batch without names.
@@ -321,10 +321,17 @@ class UpdateLoss:
             if is_sharded(model):  # FSDP would move it to the device of the inputs, and so use it
                 items = items.to(next((each.device for each in inputs.values() if torch.is_tensor(each)), None))
             watched = _Watched.copy(items)
-            outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
+            try:
+                outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
+            except TypeError as error:
+                if "unexpected keyword argument 'num_items_in_batch'" not in str(error):
+                    raise
+                self.model_uses_items = False
+                return model(**inputs)
             self.model_uses_items = watched.was_used
             return outputs
-        if type(base_model(model)).__module__.startswith("transformers."):
+        is_compiled = hasattr(model, "_orig_mod")  # it would compile again for each plain number
+        if not is_compiled and type(base_model(model)).__module__.startswith("transformers."):
             num_items = _as_number(num_items)
         return model(**inputs, num_items_in_batch=num_items)
 
