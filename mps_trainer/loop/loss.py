@@ -23,7 +23,7 @@ from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
 from ..distributed.ddp import inside
 from ..distributed.sharded import class_of, is_sharded
-from ..model.introspection import base_model
+from ..model.introspection import base_model, without_adapters
 from ..utils.nested import find_batch_size
 from ..utils.overrides import Overrides
 
@@ -227,7 +227,9 @@ class UpdateLoss:
         own = [batch for number, batch in enumerate(batches) if number not in padding]
         items = None
         if self.may_use_items:
-            items = torch.tensor(0) if padding and not own else items_of(own, shifts_labels(base_model(trainer.model)))
+            # transformers looks through adapters alone, so a causal model in DataParallel counts all of its labels
+            shifted = shifts_labels(without_adapters(inside(trainer.model)))
+            items = torch.tensor(0) if padding and not own else items_of(own, shifted)
         # one process may have learnt about the model's loss what another has not: all ask, or none
         ignored = self._all_ignore_items or not trainer.model_accepts_loss_kwargs
         ignored = ignored and self._expected() == "model"

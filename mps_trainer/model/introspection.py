@@ -39,7 +39,11 @@ def _takes_anything(model: Any) -> bool:
 
 def base_model(model: Any) -> Any:
     """Returns the model under wrappers and PEFT's adapters, or `model` itself."""
-    model = unwrapped(model)
+    return without_adapters(unwrapped(model))
+
+
+def without_adapters(model: Any) -> Any:
+    """Returns the model under PEFT's adapters, or `model` itself."""
     if hasattr(model, "get_base_model"):
         return model.get_base_model()
     peft = sys.modules.get("peft")
