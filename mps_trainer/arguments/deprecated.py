@@ -123,7 +123,7 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
         ValueError: if the old name and the new one ask for different things.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(args)}  # a subclass may have its own
-    if args.use_mps_device is False:  # what it should mean is not what it did
+    if args.use_mps_device is False and defaults["use_mps_device"] is None:  # it never meant the CPU
         if not args.use_cpu and args.accelerator == defaults["accelerator"] and not process_number():
             warnings.warn(
                 "`use_mps_device=False` has no effect: mps is used where it is available. Set use_cpu=True to train "
