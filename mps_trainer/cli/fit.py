@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         stack.enter_context(models_are_fake())
         stack.enter_context(attributes_replaced([(Trainer, "train", _stop), (Trainer, "evaluate", _metrics_of_nan)]))
         try:
-            status = run_script(arguments.script, arguments.arguments)
+            status = run_script(arguments.script, arguments.arguments, arguments.module)
         except ScriptStopped as stopped:
             report = estimate(stopped.found[0], arguments.batches, _tell, arguments.longest)
             _tell("")

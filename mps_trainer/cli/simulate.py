@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     simulator.hide_cuda()
     device = simulator.activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu)
-    status = run_script(arguments.script, arguments.arguments)
+    status = run_script(arguments.script, arguments.arguments, arguments.module)
     report = device.report()
     print(report, file=sys.stderr)
     write_json(arguments.json, {"exit_status": status, **report.to_dict()})
