@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,9 +41,13 @@ class BatchTransfer:
             TypeError: for a nested tensor that the device does not take.
         """
         device = self.device
+
+        def is_leaf(value: Any) -> bool:  # a whole batch is a container: compute_loss takes labels out of its copy
+            return not (value is data and isinstance(value, Mapping)) and _moves_itself(value)
+
         if device.type == "cpu":
-            return map_tensors(data, lambda tensor: tensor.to(device), is_leaf=_moves_itself)
-        packable = [tensor for tensor in tensors_in(data, _moves_itself) if _packs(tensor)]
+            return map_tensors(data, lambda tensor: tensor.to(device), is_leaf=is_leaf)
+        packable = [tensor for tensor in tensors_in(data, is_leaf) if _packs(tensor)]
         moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +64,7 @@ class BatchTransfer:
             dtype = {"dtype": _dtype_on(device, each.data)} if isinstance(each, PackedSequence) else {}
             return each.to(device, **dtype) if _moves_itself(each) else each
 
-        return map_tensors(data, move, move_other, _moves_itself)
+        return map_tensors(data, move, move_other, is_leaf)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies `tensors` to the device in one buffer and returns views of it."""

@@ -126,6 +126,13 @@ def test_a_batch_with_a_method_to_of_its_own_moves_by_it(mps, own):
     assert (type(moved), values.device.type, lengths.device.type) == (type(own), "mps", "cpu")
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_whole_batch_with_a_method_to_is_copied(device):
+    batch = Table(values=torch.ones(2), labels=torch.ones(2))
+    moved = BatchTransfer(torch.device(device))(batch)
+    assert (type(moved), moved is batch, moved["labels"].device.type) == (Table, False, device)
+
+
 @pytest.mark.parametrize(
     ("batch", "size"),
     [
