@@ -91,6 +91,7 @@ def package(tmp_path, monkeypatch):
         (folder / f"{name}.py").write_text(f"{BEGIN}from .name import NAME\n{shows}print(sys.argv[0], __file__)\n")
     (folder / "broken.py").write_text("import nothing_of_this_name\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the commands set it; it is taken back
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     yield folder
