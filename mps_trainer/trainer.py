@@ -175,6 +175,8 @@ class Trainer:
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self._mt_warned_of_metrics: set[str] = set()
+        self._eval_dataloaders: dict[str, DataLoader] = {}  # by name; libraries read it in overrides of the method
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.neftune_noise_alpha = args.neftune_noise_alpha
@@ -652,8 +654,8 @@ class Trainer:
         )
         if not self.args.dataloader_persistent_workers:
             return make()
-        kept = self.__dict__.get("_eval_dataloaders", {}).get(key)
-        return dataloaders.kept_or_made(kept, dataset, make, self.state.global_step)
+        parts = dataset, self.data_collator, self.args.eval_batch_size
+        return dataloaders.kept_or_made(self._eval_dataloaders.get(key), *parts, make, self.state.global_step)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """Returns the loader of `test_dataset` for predictions, in the order of an evaluation."""
@@ -695,13 +697,13 @@ class Trainer:
         loader = prepare_loader(loader, self.args, self._mt_processes, whole=split or None, even=is_training)
         loader.made_for, loader.columns = dataset, columns
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
-            dataloaders.make_persistent(loader, self.args.seed)
-            self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
+            dataloaders.make_persistent(loader, self.data_collator, batch_size, self.args.seed)
+            self._eval_dataloaders[dataloader_key] = loader
         return loader
 
     def _mt_close_workers(self, *loaders: Any) -> None:
-        """Ends the worker processes of `loaders` and of the evaluations' loaders that persist between passes."""
-        for loader in (*loaders, *self.__dict__.pop("_eval_dataloaders", {}).values()):
+        """Ends the workers of `loaders` and of the loaders of evaluations, which start others in a later pass."""
+        for loader in (*loaders, *self._eval_dataloaders.values()):
             close_workers(loader)
 
     def num_examples(self, dataloader: DataLoader) -> int:

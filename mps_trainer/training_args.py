@@ -88,6 +88,10 @@ class TrainingArguments(
         checks.coerce(self, declared)
         if self.report_to is None or self.report_to == ["none"]:
             self.report_to = []
+        elif self.report_to == ["all"]:
+            from transformers.integrations import get_available_reporting_integrations
+
+            self.report_to = get_available_reporting_integrations()
         self._checked_report_to = self.report_to
         checks.check_values(self)
         sharding.settle(self)

@@ -34,7 +34,7 @@ import os, sys
 before = sorted(os.listdir("."))
 import mps_trainer, mps_trainer.cli
 from mps_trainer import TrainingArguments
-args = TrainingArguments("run", eval_strategy="steps", lr_scheduler_type="cosine", report_to="all", bf16=True)
+args = TrainingArguments("run", eval_strategy="steps", lr_scheduler_type="cosine", report_to="wandb", bf16=True)
 args.to_json_string(), repr(args), args.to_sanitized_dict(), args.get_warmup_steps(10), args.train_batch_size
 mps_trainer.MPSAccelerator()
 facts = mps_trainer.MachineFacts(torch_version="2.9.0", cuda_built=True, cuda_count=2)

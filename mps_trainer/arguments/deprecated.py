@@ -34,8 +34,8 @@ class DeprecatedArguments:
     overwrite_output_dir: bool = option(
         False, "Train from the beginning even if output_dir has checkpoints of an earlier run."
     )
-    use_mps_device: bool = option(
-        False,
+    use_mps_device: bool | None = option(
+        None,
         "Deprecated: mps is the default where it is available; accelerator=mps requires it.",
         becomes={"accelerator": "mps"},
     )
@@ -123,6 +123,15 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
         ValueError: if the old name and the new one ask for different things.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(args)}  # a subclass may have its own
+    if args.use_mps_device is False and defaults["use_mps_device"] is None:  # it never meant the CPU
+        if not args.use_cpu and args.accelerator == defaults["accelerator"] and not process_number():
+            warnings.warn(
+                "`use_mps_device=False` has no effect: mps is used where it is available. Set use_cpu=True to train "
+                "on the CPU.",
+                FutureWarning,
+                stacklevel=_callers_level(args),
+            )
+        args.use_mps_device = None
     for name, field in declared.items():
         value = getattr(args, name)
         if field.becomes is None or value == defaults[name]:

@@ -52,14 +52,10 @@ def _trackers(args: TrainingArguments) -> list[TrainerCallback]:
     """
     if not args.report_to:
         return []
-    from transformers.integrations.integration_utils import (
-        get_available_reporting_integrations,
-        get_reporting_integration_callbacks,
-    )
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
-    names = get_available_reporting_integrations() if args.report_to == ["all"] else args.report_to
     try:
-        trackers = [tracker() for tracker in get_reporting_integration_callbacks(names)]
+        trackers = [tracker() for tracker in get_reporting_integration_callbacks(args.report_to)]
     except (RuntimeError, ImportError, KeyError, ValueError) as error:
         why = " ".join(str(error).split())
         install = "Install the tracker"

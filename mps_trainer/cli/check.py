@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
                 check_machine()
             stack.enter_context(stop_at_first_step(arguments.batches))
-            status = run_script(arguments.script, arguments.arguments)
+            status = run_script(arguments.script, arguments.arguments, arguments.module)
     except ScriptStopped as stopped:
         report, trainer = stopped.found
         print(report.table(verbose=arguments.verbose))

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         work = {"mps_trainer.trainer": stop, "transformers.modeling_utils": fake_models}
         stack.enter_context(when_imported(__name__, work))
         try:
-            status = run_script(arguments.script, arguments.arguments)
+            status = run_script(arguments.script, arguments.arguments, arguments.module)
         except ScriptStopped as stopped:
             from ..fit import estimate
 

@@ -45,15 +45,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--config_file", metavar="FILE", help="settings of `config` or `accelerate config`")
     add_restarts(command)
-    command.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
     add_script(command)
     return command
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Starts the script and returns its exit status. With one process it takes this one's place."""
-    if not arguments.module:
-        check_script(arguments.script)
+    check_script(arguments)
     check_restarts(arguments)
     loaded = in_force(arguments.config_file, os.environ)
     flags = read_settings({name: getattr(arguments, name, None) for name in DEFAULTS}, "The command line")

@@ -30,20 +30,21 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the script and returns its exit status."""
-    check_script(arguments.script)
+    check_script(arguments)
     check_restarts(arguments)
     environ = {**os.environ, COMMAND: command_of(arguments.typed, os.environ)}
     if arguments.restarts:
         from .supervisor import supervise
 
-        command = [sys.executable, "-m", "mps_trainer", "run", arguments.script, *arguments.arguments]
+        script = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
+        command = [sys.executable, "-m", "mps_trainer", "run", *script]
         return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
     from .. import replace_transformers
 
     replace_transformers.replace()  # an earlier command in this process may have undone it
     os.environ[COMMAND] = environ[COMMAND]
     try:
-        return run_script(arguments.script, arguments.arguments)
+        return run_script(arguments.script, arguments.arguments, arguments.module)
     finally:
         os.environ.pop(COMMAND, None)
         replace_transformers.undo()

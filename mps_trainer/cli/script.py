@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import sys
@@ -21,7 +22,7 @@ _SHARED_FLAGS: dict[str, dict[str, Any]] = {
     "--json": {"metavar": "FILE", "help": "also write the report to FILE as JSON"},
     "--fallback": {
         "action": "store_true",
-        "help": "run operators without an MPS kernel on the CPU: sets PYTORCH_ENABLE_MPS_FALLBACK=1",
+        "help": "run operators without an MPS kernel on the CPU",
     },
 }
 
@@ -36,7 +37,8 @@ def add_flags(command: argparse.ArgumentParser, *flags: str) -> None:
 
 
 def add_script(command: argparse.ArgumentParser) -> None:
-    """Adds the script and its own arguments."""
+    """Adds the script, or the module with -m, and its own arguments."""
+    command.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
     command.add_argument("script", metavar="SCRIPT", help="a Python file")
     rest = command.add_argument(
         "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="arguments of the script"
@@ -81,11 +83,11 @@ def check_paths(arguments: argparse.Namespace) -> None:
 
     Makes the path of the report absolute, because a script may change the working folder.
     """
-    check_script(arguments.script)
+    check_script(arguments)
     if arguments.json is None:
         return
     target = Path(arguments.json)
-    if target.exists() and target.samefile(arguments.script):
+    if not arguments.module and target.exists() and target.samefile(arguments.script):
         raise MisconfigurationException(f"--json {arguments.json} is the script itself. Name another file.")
     check_report(arguments.json)
     arguments.json = os.path.abspath(arguments.json)
@@ -111,29 +113,63 @@ def _is_report(path: Path) -> bool:
         return file.read(len(_REPORT_BEGINS)) in ("", _REPORT_BEGINS)
 
 
-def check_script(path: str) -> None:
-    """Raises MisconfigurationException if there is no script at `path`."""
-    if not Path(path).is_file():
+def check_script(arguments: argparse.Namespace) -> None:
+    """Raises MisconfigurationException if there is no script at the path. A module is found when it is run."""
+    path = arguments.script
+    if not arguments.module and not Path(path).is_file():
         raise MisconfigurationException(f"There is no file {path} to run. Name a Python script.")
 
 
-def run_script(path: str, arguments: list[str]) -> int:
+def _spec_of(module: str) -> Any:
+    """Returns the spec of a module, or of a package's `__main__`, as `python -m` finds it.
+
+    Raises:
+        MisconfigurationException: if there is none.
+    """
+    name, spec = module, None
+    try:
+        spec = None if name.startswith(".") else importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name += ".__main__"
+            spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:  # of a parent, or an import of a parent
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise
+    if spec is None or not hasattr(spec.loader, "get_code"):
+        raise MisconfigurationException(
+            f"There is no module {name} to run. Name one that can be imported from this folder, without .py."
+        )
+    return spec
+
+
+def run_script(path: str, arguments: list[str], is_module: bool = False) -> int:
     """Runs the file at `path` as the main program and returns its exit status, with its traceback if it raised.
 
     Afterwards sys.stdout and sys.stderr are this program's own again.
 
+    Args:
+        is_module: `path` is the name of a module, as for `python -m`.
+
     Raises:
         ScriptStopped: if a command of this package has ended the script.
+        MisconfigurationException: if there is no such module.
     """
-    sys.argv = [path, *arguments]
-    sys.path[0] = str(Path(path).resolve().parent)
+    sys.path[0] = os.getcwd() if is_module else str(Path(path).resolve().parent)
     begun, own, script = _time_of_files(), sys.modules["__main__"], types.ModuleType("__main__")
+    spec = _spec_of(path) if is_module else None
     # runpy.run_path would leave it relative or change sys.argv[0]
-    script.__file__ = os.path.abspath(path)
+    script.__file__ = os.path.abspath(path) if spec is None else spec.origin
+    sys.argv = [path if spec is None else spec.origin, *arguments]
+    if spec is not None:
+        script.__spec__, script.__package__, script.__loader__ = spec, spec.parent, spec.loader
     sys.modules["__main__"] = script
     try:
         with contextlib.redirect_stdout(sys.stdout), contextlib.redirect_stderr(sys.stderr):
-            exec(compile(Path(path).read_bytes(), script.__file__, "exec", dont_inherit=True), vars(script))
+            if spec is not None:
+                code = spec.loader.get_code(spec.name)
+            else:
+                code = compile(Path(path).read_bytes(), script.__file__, "exec", dont_inherit=True)
+            exec(code, vars(script))
     except ScriptStopped as stopped:
         trainer = stopped.found[-1]
         with contextlib.suppress(OSError):  # the folder has files

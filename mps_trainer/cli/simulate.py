@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     # the script sets variables before it imports torch
     with when_imported(__name__, {"torch": activate}, before=_hide_cuda):
         _check_machine_and_memory(arguments.memory)
-        status = run_script(arguments.script, arguments.arguments)
+        status = run_script(arguments.script, arguments.arguments, arguments.module)
         importlib.import_module("torch")  # if the script has not
     report = devices[0].report()
     print(report, file=sys.stderr)

@@ -103,7 +103,7 @@ class BatchCheck:
     def misfit(self, batch: Mapping[str, Any]) -> str | None:
         """Returns why the loss of the classifier does not take the format of the labels; None if it does."""
         labels = batch.get("labels")
-        if self.config is None or not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
+        if self.config is None or labels is None or not _is_plain_on_host(labels):
             return None
         classes, kind, is_float = self.config.num_labels, self.config.problem_type, labels.is_floating_point()
         if kind is None and classes > 1:  # transformers concludes it from the first labels
@@ -242,11 +242,18 @@ def _position_tables(model: Any) -> dict[int, int]:
 
 
 def _is_on_host(column: Any) -> bool:
-    """Returns True for a tensor of whole numbers in host memory, which can be read without a wait.
+    """Returns True for a plain tensor of whole numbers in host memory, which can be read without a wait.
 
     torch compares no uint16, uint32 and uint64: a model that takes these converts them first.
     """
-    return isinstance(column, torch.Tensor) and column.device.type == "cpu" and column.dtype in _WHOLE
+    return _is_plain_on_host(column) and column.dtype in _WHOLE
+
+
+def _is_plain_on_host(column: Any) -> bool:
+    """Returns True for a tensor in host memory that is neither nested nor sparse, for which few operators exist."""
+    if not isinstance(column, torch.Tensor) or column.device.type != "cpu":
+        return False
+    return column.layout == torch.strided and not column.is_nested
 
 
 def _exceeds(column: Any, size: int, is_labels: bool) -> bool:

@@ -140,21 +140,29 @@ def eval_dataset_named(given: Any, own: Any) -> tuple[str, Any]:
     return given, own[given]
 
 
-def make_persistent(loader: Any, seed: int) -> None:
+def make_persistent(loader: Any, collator: Any, batch_size: int, seed: int) -> None:
     """Prepares the loader of an evaluation for workers that later evaluations use again.
 
     Their seeds do not come from torch's global generator: a resumed run would have to know which evaluations drew one.
+
+    Args:
+        collator: the Trainer's, which may be wrapped in the loader.
     """
+    loader.made_with = collator, batch_size
     loader.generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
 
 
-def kept_or_made(loader: Any, dataset: Any, make: Callable[[], Any], pass_number: int) -> Any:
-    """Returns the persistent `loader` of an evaluation if it was made for `dataset`, else a new one.
+def kept_or_made(
+    loader: Any, dataset: Any, collator: Any, batch_size: int, make: Callable[[], Any], pass_number: int
+) -> Any:
+    """Returns the persistent `loader` of an evaluation if it was made from the same parts, else a new one.
 
     Args:
         pass_number: seeds the next pass of the workers, whatever evaluations came before.
     """
-    if loader is None or getattr(loader, "made_for", None) is not dataset:
+    with_collator, size = getattr(loader, "made_with", (None, None))
+    is_of_dataset = getattr(loader, "made_for", None) is dataset
+    if not is_of_dataset or with_collator is not collator or size != batch_size:
         loader = make()
     loader.pass_number, loader.iteration = pass_number, 0
     return loader

@@ -62,6 +62,7 @@ class EpochLoader(DataLoader):
     pass_number: int | None = None  # seeds workers that persist, see WorkerInit; None for the epoch
     made_for: Any = None  # the dataset before columns were removed
     columns: ModelColumns | None = None  # those that reach the model; None for a loader that the Trainer did not make
+    made_with: tuple[Any, int | None] = None, None  # the collator and size of a batch, where workers persist
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
     rows: dict[tuple[int, int], Sequence[int]]  # the rows of the dataset, by epoch and number of the batch
     unloaded = 0  # batches at the beginning of the next pass that are not loaded

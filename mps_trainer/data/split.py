@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from .order import evenly
 
@@ -55,6 +56,8 @@ def _slice(data: Any, start: int, end: int, size: int, is_batch: bool = False) -
         return _slice_of_array(data, start, end, size)
     if isinstance(data, Mapping):
         return type(data)({key: _slice(value, start, end, size) for key, value in data.items()})  # type: ignore[call-arg]
+    if isinstance(data, PackedSequence):
+        raise UnsplittableBatchError("it has a packed sequence")
     if not isinstance(data, (list, tuple)):
         return data
     if len(data) == size:
@@ -81,6 +84,8 @@ def _slice_of_array(array: Any, start: int, end: int, size: int) -> Any:
 
 def _arrays(data: Any, nested: bool, depth: int = 0) -> Iterator[Any]:
     """Yields tensors and arrays with a dimension; without `nested`, none from a list within the batch."""
+    if isinstance(data, torch.Tensor) and data.is_nested:
+        raise UnsplittableBatchError("it has a nested tensor")
     if isinstance(data, (torch.Tensor, np.ndarray)):
         if data.shape:
             yield data

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
+from transformers import BatchEncoding, BatchFeature
 
 from ..devices.facts import parse_version
 from ..model.number_formats import REFUSED_ON_MPS
@@ -30,22 +33,38 @@ class BatchTransfer:
     def __call__(self, data: Any) -> Any:
         """Returns `data` with every tensor in it on the device; dictionaries, lists and tuples keep their type.
 
-        Another object is moved by its method `to`, if it has one, as Accelerate moves a batch of graphs. On mps, which
-        has no float64 and complex128, such tensors become float32 and complex64: NumPy makes the former of Python's
-        floats.
+        Another object, or one of these that has a method `to`, is moved by that method, as Accelerate moves a batch of
+        graphs: torch's packed sequence leaves its lengths on the host. On mps, which has no float64 and complex128,
+        such tensors become float32 and complex64: NumPy makes the former of Python's floats.
+
+        Raises:
+            TypeError: for a nested tensor that the device does not take.
         """
         device = self.device
+
+        def is_leaf(value: Any) -> bool:  # a whole batch is a container: compute_loss takes labels out of its copy
+            return not (value is data and isinstance(value, Mapping)) and _moves_itself(value)
+
         if device.type == "cpu":
-            return map_tensors(data, lambda tensor: tensor.to(device))
-        packable = [tensor for tensor in tensors_in(data) if _packs(tensor)]
+            return map_tensors(data, lambda tensor: tensor.to(device), is_leaf=is_leaf)
+        packable = [tensor for tensor in tensors_in(data, is_leaf) if _packs(tensor)]
         moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) in moved:
                 return moved[id(tensor)]
+            if tensor.is_nested and tensor.layout == torch.strided and device.type == "mps":
+                raise TypeError(
+                    "A batch has a nested tensor with layout=torch.strided, which torch cannot copy to mps. Use "
+                    "torch.nested.nested_tensor(..., layout=torch.jagged)."
+                )
             return tensor.to(device, _dtype_on(device, tensor), non_blocking=device.type == "cuda")
 
-        return map_tensors(data, move, lambda each: each.to(device) if callable(getattr(each, "to", None)) else each)
+        def move_other(each: Any) -> Any:
+            dtype = {"dtype": _dtype_on(device, each.data)} if isinstance(each, PackedSequence) else {}
+            return each.to(device, **dtype) if _moves_itself(each) else each
+
+        return map_tensors(data, move, move_other, is_leaf)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies `tensors` to the device in one buffer and returns views of it."""
@@ -63,12 +82,18 @@ class BatchTransfer:
         return [buffer[start:end].view(tensor.dtype).view(tensor.shape).data for start, end, tensor in places]
 
 
+def _moves_itself(value: Any) -> bool:
+    """Returns True for an object with a method `to`; not for transformers' batches, whose method moves each tensor."""
+    return callable(getattr(value, "to", None)) and not isinstance(value, (BatchEncoding, BatchFeature))
+
+
 def _packs(tensor: torch.Tensor) -> bool:
     """Returns True if a part of a buffer can replace `tensor`."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
+        and not tensor.is_nested
         and tensor.is_contiguous()
         and not tensor.is_quantized
         and not tensor.requires_grad

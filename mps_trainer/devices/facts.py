@@ -21,6 +21,8 @@ from .launchers import launcher_facts
 from .probes import FALLBACK, switched_on, unreadable_switch
 from .watermarks import settle_low
 
+TORCH_DEVICE = "ACCELERATE_TORCH_DEVICE"  # Accelerate's, such as cpu or cuda:1
+
 # The variables that change where or how a run trains.
 RECORDED_VARIABLES = (
     FALLBACK,
@@ -30,6 +32,7 @@ RECORDED_VARIABLES = (
     "PYTORCH_MPS_PREFER_METAL",
     "ACCELERATE_MIXED_PRECISION",
     "ACCELERATE_USE_CPU",
+    TORCH_DEVICE,
     "CUDA_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 )

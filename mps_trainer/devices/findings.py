@@ -16,7 +16,7 @@ from ..utils.text import format_bytes
 from .accelerators import ACCELERATORS, MPSAccelerator
 from .accelerators.base import torch_missing
 from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
-from .facts import MachineFacts, parse_version
+from .facts import TORCH_DEVICE, MachineFacts, parse_version
 from .known_faults import SILENT, faults_to_warn_of
 from .launchers import LAUNCHER_INTEGERS
 from .probes import FALLBACK, switched_on
@@ -179,13 +179,12 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
         if obstacle is not None and obstacle.name == kind:  # only GPUs other than a Mac's have these names
             severity = ERROR if obstacle.repairable else WARNING
             yield Finding(kind, severity, obstacle.why, obstacle.remedy, device=kind)
-    value = facts.environment.get("ACCELERATE_USE_CPU")
     idle = next((kind for kind, each in ACCELERATORS.items() if each.why_not(facts) is None), "cpu")
-    if is_true(value) and idle != "cpu":
-        what = (
-            f"ACCELERATE_USE_CPU={value} is in the environment, so training leaves {idle} idle, although it works here"
-        )
-        yield Finding("asked-for-cpu", ERROR, what, "unset ACCELERATE_USE_CPU", device=idle)
+    for name in ("ACCELERATE_USE_CPU", TORCH_DEVICE):
+        value = facts.environment.get(name, "")
+        if (is_true(value) or value.strip().lower() == "cpu") and idle != "cpu":
+            what = f"{name}={value} is in the environment, so training leaves {idle} idle, although it works here"
+            yield Finding("asked-for-cpu", ERROR, what, f"unset {name}", device=idle)
     # Docker Desktop's kernel is named linuxkit
     if "linuxkit" in facts.os_version and facts.machine in ("aarch64", "arm64"):
         yield Finding(

@@ -25,6 +25,9 @@ SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
 # 20000 to 32767: above what services use, below what Linux gives to connections, which begin at 32768.
 FIRST_PORT, PORTS = 20000, 12768
 
+# Values with which scripts, notebooks and IDEs say that there is one process, as torch and Accelerate read them.
+_ONE_PROCESS = {"RANK": ("-1",), "LOCAL_RANK": ("-1",), "WORLD_SIZE": ("0", "-1"), "LOCAL_WORLD_SIZE": ("0", "-1")}
+
 MLX_RANK = "MLX_RANK"
 _HOST_FILE = "MLX_HOSTFILE"  # over TCP: a file with the addresses of each process, [["10.0.0.1:32323"], ...]
 _COORDINATOR, _RDMA = "MLX_JACCL_COORDINATOR", "MLX_IBV_DEVICES"  # over RDMA: an address of the first process, a file
@@ -33,9 +36,15 @@ _COORDINATOR, _RDMA = "MLX_JACCL_COORDINATOR", "MLX_IBV_DEVICES"  # over RDMA: a
 def launcher_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     """Returns the number of processes, the place of this one and their meeting point; None for what is not set.
 
+    An empty variable counts as not set. A rank of -1 or a size of 0 says that there is one process: no variable of
+    torchrun counts then.
+
     Raises:
         MisconfigurationException: if a variable is not what its launcher writes.
     """
+    environ = {name: value for name, value in environ.items() if value.strip()}
+    if any(environ.get(name, "").strip() in values for name, values in _ONE_PROCESS.items()):
+        environ = {name: value for name, value in environ.items() if name not in LAUNCHER_INTEGERS}
     facts: dict[str, Any] = {"master_addr": environ.get("MASTER_ADDR")}
     for name, smallest in LAUNCHER_INTEGERS.items():
         facts[name.lower()] = _number(environ, name, range(smallest, _MOST)) if name in environ else None

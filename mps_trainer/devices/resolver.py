@@ -13,7 +13,7 @@ from ..errors import DeviceUnavailableError, MisconfigurationException
 from ..utils.text import counted
 from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator, Obstacle
 from .accelerators.base import read_devices, torch_missing
-from .facts import FALLBACK, MachineFacts, system_line
+from .facts import FALLBACK, TORCH_DEVICE, MachineFacts, system_line
 
 if TYPE_CHECKING:
     import torch
@@ -81,18 +81,23 @@ class Decision:
 def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
     """Chooses the device for this process.
 
-    In this order: `use_cpu` or accelerator="cpu"; an accelerator asked for by name; mps; cuda; xpu; cpu.
+    In this order: `use_cpu` or accelerator="cpu"; an accelerator asked for by name, in the request or by Accelerate's
+    variable ACCELERATE_TORCH_DEVICE; mps; cuda; xpu; cpu.
 
     Raises DeviceUnavailableError if an accelerator asked for by name cannot run here, with the cause and its remedy,
     and MisconfigurationException when the request contradicts itself, the device or the launcher.
     """
     choice = _choose(request, facts)
     chosen = ACCELERATORS[choice.name]
+    devices = request.devices
+    if choice.by_variable and chosen.indexed and devices == "auto" and (facts.world_size or 1) == 1:
+        _, index = _device_of_environment(facts)
+        devices = devices if index is None else [index]
     _refuse_backend(chosen, request.ddp_backend)
     _refuse_processes(chosen, request.ddp_backend, facts)
     return Decision(
         type=choice.name,
-        index=_index(chosen, request.devices, facts),
+        index=_index(chosen, devices, facts),
         reason=choice.reason,
         rejected=tuple(_rejected(name, choice, facts) for name in ACCELERATORS if name != choice.name),
         notes=_notes(choice, facts),
@@ -145,6 +150,7 @@ class _Choice:
     others: str  # why an available candidate was passed over
     condition: str = ""  # a clause: what must change before accelerator= can choose another
     by_order: bool = False  # the kind was not asked for; it was the first usable
+    by_variable: bool = False  # ACCELERATE_TORCH_DEVICE names it
 
 
 def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
@@ -156,18 +162,39 @@ def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
     if is_true(value := facts.environment.get("ACCELERATE_USE_CPU")):
         why = f"the environment variable ACCELERATE_USE_CPU={value}, which `launch --cpu` sets, asks for the CPU"
         return _cpu(facts, asked, why, "without ACCELERATE_USE_CPU, ")
+    origin = f"accelerator={asked!r}"
     if asked in ("auto", "gpu"):
-        return _first_usable(asked, facts)
+        named, _ = _device_of_environment(facts)
+        if named is None:
+            return _first_usable(asked, facts)
+        asked, origin = named, f"{TORCH_DEVICE}={facts.environment[TORCH_DEVICE]}"
+    if asked == "cpu":
+        return _cpu(facts, asked, f"the environment variable {origin} asks for the CPU", f"without {TORCH_DEVICE}, ")
     obstacle = ACCELERATORS[asked].why_not(facts)
     if obstacle is not None:
         raise DeviceUnavailableError(
-            f"accelerator={asked!r} was requested, and it cannot run here: {obstacle.why}. "
-            f"What to do: {obstacle.remedy}.",
+            f"{origin} was requested, and it cannot run here: {obstacle.why}. What to do: {obstacle.remedy}.",
             obstacle.why,
             obstacle.remedy,
         )
-    reason = f"accelerator={asked!r} asks for it, and it works here"
-    return _Choice(asked, reason, f"accelerator={asked!r} was requested")
+    reason = f"{origin} asks for it, and it works here"
+    return _Choice(asked, reason, f"{origin} was requested", by_variable=origin.startswith(TORCH_DEVICE))
+
+
+def _device_of_environment(facts: MachineFacts) -> tuple[str | None, int | None]:
+    """Returns the kind and the index of the device that ACCELERATE_TORCH_DEVICE names; None for what it leaves open.
+
+    Raises:
+        MisconfigurationException: for a device that this package does not know.
+    """
+    value = facts.environment.get(TORCH_DEVICE, "").strip().lower()
+    kind, _, index = value.partition(":")
+    if kind not in (*ACCELERATORS, "") or not (index.isdecimal() or value == kind):
+        raise MisconfigurationException(
+            f"{TORCH_DEVICE}={value!r} in the environment is not a device that this package knows. Set it to one of "
+            f"{', '.join(ACCELERATORS)}, or unset it."
+        )
+    return kind or None, int(index) if index else None
 
 
 def _asked_accelerator(request: DeviceRequest) -> str:

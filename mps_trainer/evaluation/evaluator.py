@@ -7,16 +7,14 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers.trainer_pt_utils import find_batch_size
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, speed_metrics
+from transformers.trainer_utils import EvalLoopOutput, speed_metrics
 
 from ..callbacks import close_display
-from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
 from ..data.epoch_loader import host_batches, read_alike
@@ -32,38 +30,33 @@ from ..model.introspection import base_model, main_input_name
 from ..model.number_formats import explain_format
 from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
-from ..training_args import TrainingArguments
-from ..utils.overrides import Overrides
+from ..utils.nested import find_batch_size
 from .batches import examples_in, in_step, is_sequential, order_of_rows, with_last
+from .metric_calls import MeasuredTrainer, MetricCalls
 from .metrics import named_metrics
 from .predictions import Predictions, mean_loss
 
 logger = logging.getLogger(__name__)
 
 
-class EvaluatedTrainer(Protocol):
+class EvaluatedTrainer(MeasuredTrainer, Protocol):
     """Names what an evaluation uses of a Trainer, looked up at each use so that overrides are honoured."""
 
-    args: TrainingArguments
-    model: Any
     model_wrapped: nn.Module
     eval_dataset: Any
     optimizer: Any
     callback_handler: Any
-    compute_metrics: Any
     preprocess_logits_for_metrics: Any
     place_model_on_device: bool
     model_preparation_time: float | None
     is_in_train: bool
     is_fsdp_enabled: bool
+    _eval_dataloaders: dict[str, Any]
     _mt_precision: MixedPrecision
-    _mt_overrides: Overrides
     _mt_processes: Processes
     _mt_run: Any
     _mt_transfer: BatchTransfer
 
-    @property
-    def _mt_events(self) -> Events: ...
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]: ...
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput: ...
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any: ...
@@ -90,7 +83,8 @@ def run_evaluation(
     read_alike(loader, processes)
     by_batch = args.batch_eval_metrics and not is_shared
     kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
-    results: Mapping[str, Any] = {}
+    metrics_of = MetricCalls(trainer, loss_only, needs_labels=description != "Prediction")
+    results: Any = {}
     seen = 0
     is_even = distributed_sampler(loader) is not None  # then all processes have as many batches
     is_uneven = trainer.is_fsdp_enabled and not is_even  # each pass of a sharded model waits for all processes
@@ -112,8 +106,10 @@ def run_evaluation(
             with explaining, check.watching(inputs, name_row):
                 inputs = trainer._mt_transfer(inputs) if moves_batches else inputs
                 loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+            outputs = logits
             if logits is not None and preprocess is not None:
                 logits = preprocess(logits, labels)
+            metrics_of.add_batch(inputs, outputs, logits, labels)
             if counts:
                 seen += size
                 main_input = None
@@ -129,41 +125,23 @@ def run_evaluation(
                 trainer._mt_run.preemption.leave_evaluation_if_asked(is_even or is_uneven)
             if counts and by_batch and logits is not None and labels is not None:
                 losses = None if loss is None else loss.repeat(size)
-                results = _metrics(trainer, losses, logits, labels, inputs, compute_result=is_last)
+                results = metrics_of(losses, logits, labels, inputs, compute_result=is_last)
     if is_shared:
         kept.gather(processes)
         seen = int(processes.sum([seen])[0])
         if args.batch_eval_metrics:
             for batch, is_last in with_last(kept.by_batch()):
-                results = _metrics(trainer, *batch, compute_result=is_last)
+                results = metrics_of(*batch, compute_result=is_last)
     order = order_of_rows(loader)
     losses, predictions, labels, inputs = kept.arrays(order)
     if not args.batch_eval_metrics:
-        results = _metrics(trainer, losses, predictions, labels, inputs)
+        results = metrics_of(losses, predictions, labels, inputs)
+    metrics_of.warn_if_never_called()
     if (report := trainer._mt_events.report) is not None and description == "Evaluation":
         report.predicted(predictions, labels, None if order is None and not is_sequential(loader) else loader.dataset)
     loss = mean_loss(losses, args.logging_nan_inf_filter)
     metrics = named_metrics(results, prefix, loss, trainer.model_preparation_time)
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=metrics, num_samples=seen)
-
-
-def _metrics(
-    trainer: EvaluatedTrainer, losses: Any, logits: Any, labels: Any, inputs: Any, **settings: bool
-) -> Mapping[str, Any]:
-    """Returns the result of compute_metrics on the predictions, or {} without labels.
-
-    On one batch, `compute_result=True` marks the last one: the result then has the metrics of all batches.
-    """
-    if trainer.compute_metrics is None or logits is None or labels is None:
-        return {}
-    wanted = trainer.args.include_for_metrics
-    prediction = EvalPrediction(
-        predictions=logits,
-        label_ids=labels,
-        losses=losses if "loss" in wanted else None,
-        inputs=inputs if "inputs" in wanted else None,
-    )
-    return trainer.compute_metrics(prediction, **settings)
 
 
 def _model_in_eval_mode(trainer: EvaluatedTrainer) -> nn.Module:
@@ -242,6 +220,7 @@ def evaluate_dataset(
         )
         free_unused(args.device)
         set_rng(before)
+        trainer._eval_dataloaders.clear()  # a kept one has the larger batches
         loader = make_loader()
     start_time += output.metrics.get(f"{prefix}_model_preparation_time", 0.0)
     samples = output.num_samples

@@ -35,6 +35,8 @@ def labels_of(inputs: Mapping[str, Any], label_names: list[str]) -> Any:
 def logits_of(outputs: Any, with_loss: bool, ignore_keys: list[str] | None, model: Any) -> Any:
     """Returns a model's outputs without the loss, detached: a single output, or a tuple of several.
 
+    The tuple is empty if there is nothing but the loss, as in transformers. None if all other outputs are None.
+
     Args:
         ignore_keys: the keys of outputs to leave out; None for those that the model's configuration names.
     """
@@ -43,12 +45,15 @@ def logits_of(outputs: Any, with_loss: bool, ignore_keys: list[str] | None, mode
             config = getattr(model, "config", None)
             ignore_keys = getattr(config, "keys_to_ignore_at_inference", [*CACHES]) if config else []
         left_out = [*ignore_keys, "loss"] if with_loss else ignore_keys
-        logits = [value for key, value in outputs.items() if key not in left_out and value is not None]
+        others = tuple(value for key, value in outputs.items() if key not in left_out)
+        logits = tuple(value for value in others if value is not None)
+        if others and not logits:
+            return None
     elif isinstance(outputs, torch.Tensor):
-        logits = [] if with_loss else [outputs]
+        logits = () if with_loss else (outputs,)
     else:
-        logits = list(outputs[1:] if with_loss else outputs)
-    return nested_detach(logits[0] if len(logits) == 1 else tuple(logits)) if logits else None
+        logits = outputs[1:] if with_loss else outputs
+    return nested_detach(logits[0] if len(logits) == 1 else logits)
 
 
 # All batches

@@ -15,6 +15,7 @@ from ..reports import record
 from ..utils.text import first_line, sentence
 
 if TYPE_CHECKING:
+    from transformers.trainer_callback import TrainerState
     from transformers.utils.hub import PushInProgress
 
     from ..training_args import TrainingArguments
@@ -31,6 +32,7 @@ class PushingTrainer(Protocol):
     """Names what uploads need of a Trainer."""
 
     args: TrainingArguments
+    state: TrainerState
     processing_class: Any
     hub_model_id: str | None
     push_in_progress: PushInProgress | None
@@ -118,7 +120,10 @@ def push_checkpoint(trainer: PushingTrainer, checkpoint: str) -> None:
             raise
         logger.warning("%s is not uploaded, because it was not copied to %s: %s.", checkpoint, args.output_dir, why)
         return
-    state = read_state(checkpoint)  # the run may be at a later step by now
+    try:
+        state = read_state(checkpoint)  # the run may be at a later step by now
+    except MisconfigurationException:  # an override wrote another file; a message is no reason to upload nothing
+        state = vars(trainer.state)
     unit = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'] or 0)}"
     message = f"Training in progress, {unit}"
     jobs = [upload_folder(trainer, message)]

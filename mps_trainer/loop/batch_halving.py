@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
-from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, find_batch_size
+from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
 
 from ..checkpoints.loading import EXAMPLES_AT_A_TIME, read_position, read_state
 from ..data.epoch_loader import load_in_parts
@@ -16,6 +16,7 @@ from ..guards.callbacks import failing_callback
 from ..guards.memory import free_unused
 from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
+from ..utils.nested import find_batch_size
 from .gradients import Gradients
 from .nonfinite import BatchHistory
 from .run_state import RunState

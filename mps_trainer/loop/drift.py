@@ -20,7 +20,7 @@ import psutil
 
 from ..callbacks.events import Events
 from ..devices.probes import sysctl_int
-from ..utils.nested import tensors_in
+from ..utils.nested import shape_of, tensors_in
 from ..utils.text import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class DriftWatch:
 
     def add(self, batch: Any) -> None:
         """Adds a batch to the part. Looks at its shapes alone."""
-        shapes = tuple([tensor.shape for tensor in tensors_in(batch)])
+        shapes = tuple([shape_of(tensor) for tensor in tensors_in(batch)])
         work = self._works.get(shapes)
         if work is not None:
             self._part = list(map(operator.add, self._part, work))

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 import torch
 from torch import nn
-from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
+from transformers.trainer_pt_utils import LabelSmoother
 
 from ..data.order import distributed_sampler
 from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
 from ..distributed.ddp import inside
 from ..distributed.sharded import class_of, is_sharded
-from ..model.introspection import base_model
+from ..model.introspection import base_model, without_adapters
+from ..utils.nested import find_batch_size
 from ..utils.overrides import Overrides
 
 # The losses of these causal language models of transformers compare each position with the label at that position.
@@ -72,8 +73,7 @@ def predicts_next_token(model: nn.Module) -> bool:
     """Returns True for a causal language model, where the logits at a position predict the next label."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    inner = base_model(getattr(model, "_orig_mod", model))
-    return class_of(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return class_of(base_model(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None:
@@ -107,6 +107,8 @@ def _labels_in_loss(batch: Any, shifted: bool, names: Sequence[str] = ("labels",
     labels = next((batch[name] for name in names if name in batch), None)
     if not isinstance(labels, torch.Tensor):
         return None
+    if labels.is_nested:
+        return None if shifted else labels.values()
     return labels[..., 1:] if shifted and labels.dim() > 1 else labels
 
 
@@ -225,7 +227,9 @@ class UpdateLoss:
         own = [batch for number, batch in enumerate(batches) if number not in padding]
         items = None
         if self.may_use_items:
-            items = torch.tensor(0) if padding and not own else items_of(own, shifts_labels(base_model(trainer.model)))
+            # transformers looks through adapters alone, so a causal model in DataParallel counts all of its labels
+            shifted = shifts_labels(without_adapters(inside(trainer.model)))
+            items = torch.tensor(0) if padding and not own else items_of(own, shifted)
         if not is_shared:
             return items
         # one process may have learnt about the model's loss what another has not: all ask, or none
@@ -303,7 +307,8 @@ class UpdateLoss:
     def forward(self, model: nn.Module, inputs: Mapping[str, Any], num_items: Any) -> Any:
         """Returns the outputs of `model`, which gets the number of items if it accepts it and uses it.
 
-        The first batch watches if it uses the number, with the model as it is before `torch.compile`.
+        The first batch watches if it uses the number, with the model as it is before `torch.compile`. A wrapper may
+        take any argument, and its model refuse this one, which the first batch shows as well.
 
         Raises:
             TypeError: for a batch without names.
@@ -320,10 +325,17 @@ class UpdateLoss:
             if is_sharded(model):  # FSDP would move it to the device of the inputs, and so use it
                 items = items.to(next((each.device for each in inputs.values() if torch.is_tensor(each)), None))
             watched = _Watched.copy(items)
-            outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
+            try:
+                outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
+            except TypeError as error:
+                if "unexpected keyword argument 'num_items_in_batch'" not in str(error):
+                    raise
+                self.model_uses_items = False
+                return model(**inputs)
             self.model_uses_items = watched.was_used
             return outputs
-        if type(base_model(model)).__module__.startswith("transformers."):
+        is_compiled = hasattr(model, "_orig_mod")  # it would compile again for each plain number
+        if not is_compiled and type(base_model(model)).__module__.startswith("transformers."):
             num_items = _as_number(num_items)
         return model(**inputs, num_items_in_batch=num_items)
 

@@ -7,13 +7,13 @@ import os
 from typing import Any
 
 import torch
-from transformers.trainer_pt_utils import find_batch_size
 
 from ..callbacks.events import Events
 from ..data.faults import naming, rows_of_batches
 from ..distributed.sharded import local
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
+from ..utils.nested import find_batch_size
 from .gradients import Gradients
 from .run_state import RunState
 from .surface import TrainerSurface

@@ -11,15 +11,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..distributed.ddp import inside
 from ..errors import MisconfigurationException
 
 logger = logging.getLogger(__name__)
 
 
+def unwrapped(model: Any) -> Any:
+    """Returns the innermost module of torch's replicas, compiled modules and wrappers that pass all arguments on.
+
+    A wrapper has the module as `module` or `_orig_mod`, as in torch, and its forward() takes `*args, **kwargs`.
+    """
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and _takes_anything(model):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _takes_anything(model: Any) -> bool:
+    if not callable(getattr(model, "forward", None)):
+        return False
+    parameters = inspect.signature(model.forward).parameters.values()
+    return all(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters)
+
+
 def base_model(model: Any) -> Any:
-    """Returns the model under PEFT's adapters and torch's replica, or `model` itself."""
-    model = inside(model)
+    """Returns the model under wrappers and PEFT's adapters, or `model` itself."""
+    return without_adapters(unwrapped(model))
+
+
+def without_adapters(model: Any) -> Any:
+    """Returns the model under PEFT's adapters, or `model` itself."""
     if hasattr(model, "get_base_model"):
         return model.get_base_model()
     peft = sys.modules.get("peft")
@@ -29,7 +53,7 @@ def base_model(model: Any) -> Any:
 
 
 def accepts_loss_kwargs(model: nn.Module) -> bool:
-    """Returns True if forward() takes arguments of the loss, such as num_items_in_batch."""
+    """Returns True if forward() takes arguments of the loss, such as num_items_in_batch, or any arguments."""
     model = base_model(model)
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)

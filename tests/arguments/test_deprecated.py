@@ -17,7 +17,7 @@ from .test_argument_parser import Extended
 
 # field, value, what the arguments hold instead
 OLD = [
-    ("use_mps_device", True, {"accelerator": "mps", "use_mps_device": False}),
+    ("use_mps_device", True, {"accelerator": "mps", "use_mps_device": None}),
     ("no_cuda", True, {"use_cpu": True, "no_cuda": False}),
     ("evaluation_strategy", "epoch", {"eval_strategy": "epoch", "do_eval": True, "evaluation_strategy": None}),
     ("evaluation_strategy", "steps", {"eval_strategy": "steps", "eval_steps": 500}),
@@ -55,6 +55,13 @@ def caught():
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         yield record
+
+
+@pytest.mark.parametrize("more", [{}, {"use_cpu": True}, {"accelerator": "cpu"}], ids=str)
+def test_use_mps_device_false_alone_warns_that_it_does_not_mean_the_cpu(caught, more):
+    args = TrainingArguments(use_mps_device=False, **more)
+    assert ["Set use_cpu=True" in str(warning.message) for warning in future_warnings(caught)] == [True] * (not more)
+    assert args.use_mps_device is None
 
 
 @pytest.mark.parametrize(("name", "value", "held"), OLD)

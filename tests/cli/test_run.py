@@ -7,6 +7,7 @@ import transformers
 
 from mps_trainer import cli
 from mps_trainer.cli import supervisor
+from tests import run_python
 
 BEGIN = "from transformers import Trainer, TrainingArguments\nimport sys\n"
 
@@ -76,6 +77,75 @@ def test_run_replaces_the_trainer_of_modules_beside_the_script(script, tmp_path,
     (tmp_path / "helper.py").write_text("from transformers import Trainer\n")
     assert script("import helper; print(helper.Trainer.__module__)").stdout == "mps_trainer.trainer\n"
     monkeypatch.delitem(sys.modules, "helper")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package `tools_of_mine` with a module and a `__main__`, in the current folder."""
+    folder = tmp_path / "tools_of_mine"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "name.py").write_text("NAME = 'relative'\n")
+    shows = "print(NAME, __name__, __spec__.name, __package__, Trainer.__module__, sys.argv[1:], sys.path[0])\n"
+    for name in ("train", "__main__"):
+        (folder / f"{name}.py").write_text(f"{BEGIN}from .name import NAME\n{shows}print(sys.argv[0], __file__)\n")
+    (folder / "broken.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the commands set it; it is taken back
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tools_of_mine"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(("name", "file"), [("tools_of_mine.train", "train"), ("tools_of_mine", "__main__")])
+def test_run_takes_a_module_as_python_does(package, capsys, name, file):
+    assert cli.main(["run", "-m", name, "--a", "-m"]) == 0
+    full, path = f"tools_of_mine.{file}", package / f"{file}.py"
+    trainer = "mps_trainer.trainer"
+    lines = [f"relative __main__ {full} tools_of_mine {trainer} ['--a', '-m'] {package.parent}", f"{path} {path}"]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+@pytest.mark.parametrize("name", ["no_such_tools", "tools_of_mine.no", "no_such.train", "train.py", ".train"])
+def test_a_module_that_is_not_there_is_refused_in_one_line(package, capsys, name):
+    assert cli.main(["run", "-m", name]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"mps-trainer: error: There is no module {name} to run.")
+
+
+def test_an_import_that_fails_in_a_module_has_a_traceback(package, capsys):
+    assert cli.main(["run", "-m", "tools_of_mine.broken"]) == 1
+    assert "No module named 'nothing_of_this_name'" in (said := capsys.readouterr().err)
+    assert "mps_trainer/cli" not in said
+
+
+def test_a_module_is_started_again_as_a_module(package, monkeypatch):
+    started = []
+    monkeypatch.setattr(supervisor, "supervise", lambda command, *_: started.append(command[1:]) or 0)
+    assert cli.main(["run", "--restarts", "1", "-m", "tools_of_mine.train", "--a"]) == 0
+    assert started == [["-m", "mps_trainer", "run", "-m", "tools_of_mine.train", "--a"]]
+
+
+@pytest.mark.parametrize("command", ["check", "fit"])
+def test_check_and_fit_take_a_module(package, capsys, command):
+    (package / "ends.py").write_text("print('ended')\n")
+    cli.main([command, "-m", "tools_of_mine.ends"])
+    assert "ended" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_simulate_takes_a_module_whose_workers_find_it(package, tmp_path):
+    (package / "loads.py").write_text(
+        "import torch\n\n\ndef collate(rows):\n    return torch.tensor(rows)\n\n\n"
+        "if __name__ == '__main__':\n"
+        "    spawned = {'num_workers': 1, 'multiprocessing_context': 'spawn'}\n"
+        "    loader = torch.utils.data.DataLoader([1, 2], 2, collate_fn=collate, **spawned)\n"
+        "    print(next(iter(loader)).to('mps').sum().item())\n"
+    )
+    ended = run_python("-m", "mps_trainer", "simulate", "-m", "tools_of_mine.loads", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout.splitlines()[0]) == (0, "3")
 
 
 def test_restarts_are_of_the_command_without_them(monkeypatch, tmp_path):

@@ -80,6 +80,12 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "rosetta that works": known("m2_rosetta_that_works", "rosetta wrong-results", NATIVE),
     "conda for x86": Diagnosed(no_mps("14.5", "2.2.2", **NO_BUILD, **CONDA), "rosetta", "CONDA_SUBDIR=osx-arm64", 1),
     "the CPU by environment": known("m3_accelerate_cpu", "asked-for-cpu", "unset ACCELERATE_USE_CPU", 1),
+    "the CPU by Accelerate's device": Diagnosed(
+        mac("15.1", "2.15.0", environment={"ACCELERATE_TORCH_DEVICE": "cpu"}),
+        "asked-for-cpu",
+        "unset ACCELERATE_TORCH_DEVICE",
+        1,
+    ),
     "the CPU by environment, under rosetta": Diagnosed(
         no_mps("14.5", "2.2.2", **ROSETTA, environment={"ACCELERATE_USE_CPU": "1"}), "rosetta", NATIVE, 1
     ),

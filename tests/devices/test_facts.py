@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from mps_trainer import MachineFacts, gather_facts
-from mps_trainer.devices import probes
+from mps_trainer.devices import DeviceRequest, probes, resolve
 from mps_trainer.devices.facts import PACKAGES, for_a_report, macos_version
+from mps_trainer.devices.launchers import LAUNCHER_INTEGERS
 from mps_trainer.devices.probes import intel_gpus, mlx_backends, sysctl_int, sysctl_text, unreadable_switch
 from tests import run_python
 from tests.conftest import refusal
@@ -145,11 +146,30 @@ def test_a_torch_that_cannot_be_imported_is_a_fact(import_torch, said):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("WORLD_SIZE", "two"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", ""), ("RANK", "-1"), ("LOCAL_RANK", "1.0"),
-     ("LOCAL_WORLD_SIZE", "x"), ("MASTER_PORT", "http")],
+    [("WORLD_SIZE", "two"), ("WORLD_SIZE", "-2"), ("RANK", "-2"), ("LOCAL_RANK", "1.0"), ("LOCAL_WORLD_SIZE", "x"),
+     ("MASTER_PORT", "http")],
 )  # fmt: skip
 def test_a_malformed_variable_of_torchrun_is_named(name, value):
     assert re.search(rf"variable {name} is '{value}'.*unset it", refusal(gathered, mac_probes(), {name: value}))
+
+
+LEFT_OVER = [
+    {"LOCAL_RANK": "-1"},
+    {"LOCAL_RANK": "-1", "RANK": "-1", "WORLD_SIZE": "1"},
+    {"LOCAL_RANK": "-1", "RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"},
+    {"WORLD_SIZE": "0", "LOCAL_WORLD_SIZE": "0"},
+    {"WORLD_SIZE": "-1"},
+    {"WORLD_SIZE": "1", "RANK": " "},
+    dict.fromkeys(LAUNCHER_INTEGERS, "") | {"MASTER_ADDR": ""},
+]
+
+
+@pytest.mark.parametrize("environ", LEFT_OVER, ids=str)
+def test_variables_that_say_there_is_one_process_are_not_of_a_launcher(environ):
+    facts = gathered(mac_probes(), environ)
+    assert (facts.world_size in (None, 1), facts.rank, facts.local_rank) == (True, None, None)
+    assert facts.master_addr is None
+    assert resolve(DeviceRequest(), facts).world_size == 1
 
 
 @pytest.mark.parametrize(("rank", "size"), [("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")])

@@ -103,6 +103,42 @@ def test_accelerates_switch_for_the_cpu_is_read_as_accelerate_reads_it(text, dev
     assert resolve(DeviceRequest(), facts).type == device
 
 
+@pytest.mark.parametrize(
+    ("machine", "value", "request_", "device"),
+    [
+        (MAC, "cpu", {}, "cpu"),
+        (MAC, "CPU ", {"accelerator": "gpu"}, "cpu"),
+        (MAC, "mps", {}, "mps"),
+        (MAC, "", {}, "mps"),
+        (MAC, "cpu", {"accelerator": "mps"}, "mps"),  # the script says it
+        (CUDA, "cuda", {}, "cuda:0"),
+        (CUDA, "cuda:3", {}, "cuda:3"),
+        (CUDA, "cuda:3", {"devices": [2]}, "cuda:2"),
+        (CUDA, "cuda:3", {"use_cpu": True}, "cpu"),
+        (TWO_NODES, "cuda:3", {}, "cuda:1"),  # each process has its own
+    ],
+)
+def test_accelerates_variable_names_the_device_that_a_script_leaves_open(machine, value, request_, device):
+    facts = replace(machine, environment={"ACCELERATE_TORCH_DEVICE": value})
+    decision = resolve(DeviceRequest(**request_), facts)
+    assert decision.name == device
+    is_by_variable = value.strip() and not (request_.keys() & {"use_cpu"}) and request_.get("accelerator") != "mps"
+    assert ("ACCELERATE_TORCH_DEVICE" in decision.reason) == bool(is_by_variable)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("xpu", "ACCELERATE_TORCH_DEVICE=xpu was requested, and it cannot run here: "),
+        ("tpu", "ACCELERATE_TORCH_DEVICE='tpu' in the environment is not a device that this package knows"),
+        ("cuda:one", "ACCELERATE_TORCH_DEVICE='cuda:one' in the environment is not a device"),
+    ],
+)
+def test_a_device_of_accelerates_variable_that_is_not_there_is_refused(value, says):
+    facts = replace(MAC, environment={"ACCELERATE_TORCH_DEVICE": value})
+    assert refusal(resolve, DeviceRequest(), facts).startswith(says)
+
+
 @pytest.mark.parametrize(("machine", "accelerator", "cause", "remedy"), UNAVAILABLE)
 def test_an_accelerator_that_cannot_run_is_an_error_with_cause_and_remedy(machine, accelerator, cause, remedy):
     with pytest.raises(DeviceUnavailableError) as caught:

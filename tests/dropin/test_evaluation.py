@@ -138,6 +138,35 @@ def test_ignored_outputs_are_left_out_of_predictions(assert_same_runs, ignored):
     assert_same_runs(run)
 
 
+@pytest.mark.parametrize("settings", [{}, {"batch_eval_metrics": True}, {"include_for_metrics": ["loss"]}], ids=str)
+@pytest.mark.parametrize("outputs", ["dict", "tuple", "list", "ignored", "list of three"])
+def test_metrics_without_predictions_are_those_of_transformers(assert_same_runs, outputs, settings):
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x, labels=None):
+            loss = (x * self.weight - labels).square().mean()
+            shapes = {"dict": {"loss": loss}, "tuple": (loss,), "list": [loss], "list of three": [loss, x, x + 1]}
+            return shapes.get(outputs, {"loss": loss, "logits": x})
+
+    def run(library):
+        calls = []
+
+        def metric(prediction, compute_result=True):
+            calls.append((prediction.predictions, prediction.label_ids, prediction.losses))
+            return {"mean": float(np.asarray(prediction.label_ids).mean())}
+
+        rows = [{"x": torch.full((3,), float(i)), "labels": torch.full((3,), float(i % 3))} for i in range(8)]
+        trainer = library.trainer(Counted(), compute_metrics=metric, eval_dataset=rows, **settings)
+        ignored = ["logits"] if outputs == "ignored" else None
+        found = trainer.evaluate(ignore_keys=ignored), trainer.predict(rows, ignore_keys=ignored)
+        return [[*each] if isinstance(each, tuple) else each for each in found], calls
+
+    assert assert_same_runs(run)[1]
+
+
 def test_model_with_return_loss_is_evaluated_without_labels(assert_same_runs):
     class Contrastive(nn.Module):
         def __init__(self):

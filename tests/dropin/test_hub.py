@@ -110,6 +110,19 @@ def test_no_upload_starts_while_another_runs_unless_asked(both, fake_hub, always
     assert both(run) == (([f"Training in progress, step {step}" for step in steps], steps, [len(steps)]),) * 2
 
 
+@pytest.mark.parametrize("content", ["dummy", "{}", None])
+def test_a_checkpoint_without_a_readable_state_is_uploaded_as_in_transformers(assert_same_runs, fake_hub, content):
+    def run(library):
+        trainer = run_with(library, fake_hub, hub_strategy="every_save")
+        fake_hub.uploads.clear()
+        path = library.folder / "checkpoint-2" / "trainer_state.json"
+        path.unlink() if content is None else path.write_text(content)
+        trainer._push_from_checkpoint(str(path.parent))
+        return [upload[1] for upload in fake_hub.uploads]
+
+    assert assert_same_runs(run) == ["Training in progress, step 4"]
+
+
 def test_failed_uploads_are_warned_of_and_training_goes_on(fake_hub, tmp_path, caplog):
     fake_hub.fails = True
     with caplog.at_level(logging.WARNING, "mps_trainer"):

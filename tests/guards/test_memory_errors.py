@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from mps_trainer import MisconfigurationException
+from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.errors import with_causes
 from mps_trainer.guards.memory import MemoryTable, measure
 from mps_trainer.guards.memory_errors import DeviceOutOfMemoryError
@@ -164,6 +164,21 @@ def test_an_evaluation_in_a_run_goes_on_with_half_the_batch(small, make_trainer,
     for name in ("loss", "eval_accuracy"):
         assert logged(first, name) == logged(second, name)
     assert logged(first, "eval_loss") == pytest.approx(logged(second, "eval_loss"), abs=1e-6)
+
+
+@pytest.mark.parametrize("small", ["1MB"], indirect=True)
+def test_an_evaluation_with_half_the_batch_does_not_use_the_kept_loader(small, make_trainer):
+    class Keeps(Trainer):
+        def get_eval_dataloader(self, eval_dataset=None):
+            if "eval" not in self._eval_dataloaders:
+                super().get_eval_dataloader(eval_dataset)
+            return self._eval_dataloaders["eval"]
+
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    given = {"model": Scores(), "kind": Keeps}
+    trainer = make_trainer(given, use_cpu=False, per_device_eval_batch_size=16, auto_find_batch_size=True, **workers)
+    trainer.evaluate()
+    assert trainer.get_eval_dataloader().batch_size == trainer.args.per_device_eval_batch_size < 16
 
 
 class Fails(Classifier):

@@ -2,13 +2,14 @@
 
 import gc
 import multiprocessing
+from itertools import pairwise
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from mps_trainer import Trainer
-from tests.conftest import callback
+from tests.conftest import callback, examples
 
 
 @pytest.fixture
@@ -72,6 +73,40 @@ def test_evaluations_and_predictions_of_their_own_leave_no_worker(make_trainer, 
     assert not left()
     assert trainer.evaluate()["eval_loss"] == first["eval_loss"]
     trainer.predict(trainer.eval_dataset)
+    assert not left()
+
+
+def test_evaluations_share_a_loader_until_data_or_batches_change(make_trainer, left):
+    trainer = make_trainer(dataloader_num_workers=1, dataloader_persistent_workers=True)
+    seen = []
+    trainer.add_callback(callback(on_evaluate=lambda eval_dataloader, **_: seen.append(eval_dataloader)))
+    for size, dataset in [(8, None), (8, None), (4, None), (4, examples(5)), (4, None)]:
+        trainer.args.per_device_eval_batch_size = size
+        trainer.evaluate(dataset)
+    assert [loader is before for before, loader in pairwise(seen)] == [True, False, False, False]
+    assert [len(loader) for loader in seen] == [3, 3, 6, 2, 6]
+    assert not left()
+
+
+class KeepsLoaders(Trainer):
+    """Keeps loaders of evaluations as sentence-transformers and TRL do, in the attribute that transformers has."""
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        if key not in self._eval_dataloaders:
+            self._eval_dataloaders[key] = super().get_eval_dataloader(eval_dataset)
+        return self._eval_dataloaders[key]
+
+
+def test_loaders_that_a_subclass_keeps_serve_later_evaluations(make_trainer, left):
+    settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "max_steps": 2}
+    data = {"first": examples(8), "second": examples(12)}
+    trainer = make_trainer({"kind": KeepsLoaders, "eval_dataset": data}, **settings, eval_strategy="epoch")
+    before = trainer.evaluate()
+    loader = trainer.get_eval_dataloader("first")
+    trainer.train()
+    assert trainer.get_eval_dataloader("first") is loader
+    assert trainer.evaluate().keys() >= {"eval_first_loss", "eval_second_loss"} <= before.keys()
     assert not left()
 
 
