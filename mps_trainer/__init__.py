@@ -13,7 +13,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  # in a clone, where pip has check
     _line = (
         f"mps_trainer needs Python 3.10 or later, and {sys.executable} is {sys.version.split()[0]}. Install a newer "
         "one, from python.org or with `brew install python@3.12`, and make a virtual environment with it: "
-        "python3.12 -m venv .venv. docs/install.md has the next steps."
+        "python3.12 -m venv .venv."
     )
     # `python -m mps_trainer` imports this file first: no traceback there
     raise SystemExit(_line) if sys.argv[:1] == ["-m"] else ImportError(_line)
