@@ -37,6 +37,8 @@ class DeprecatedArguments:
     use_mps_device: bool | None = option(
         None,
         "Deprecated: mps is the default where it is available; accelerator=mps requires it.",
+        nargs="?",  # the flag alone is True, as argparse's keywords say for `bool`
+        const=True,
         becomes={"accelerator": "mps"},
     )
     no_cuda: bool = option(False, "Deprecated: use use_cpu.", becomes={"use_cpu": True})

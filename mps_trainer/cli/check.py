@@ -15,7 +15,7 @@ from ..launching.settings import USE_CPU
 from ..utils.attributes import attributes_replaced
 from ..utils.import_watch import when_imported
 from ..utils.refusal import INTERRUPTED
-from .script import add_flags, add_script, check_paths, count, run_script, write_json
+from .script import add_flags, add_script, check_packages, check_paths, count, run_script, write_json
 
 # these take the function from one another
 _ASKED_FOR_BF16 = ("transformers.utils.import_utils", "transformers.utils", "transformers.training_args")
@@ -44,6 +44,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Traces the script's first training step; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
+    check_packages()
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch, which reads it
     # The step is traced on the CPU, also on a Mac and also when the script asks for mps by name.

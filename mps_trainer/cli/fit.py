@@ -16,7 +16,7 @@ from ..launching.settings import USE_CPU
 from ..utils.attributes import attributes_replaced
 from ..utils.import_watch import when_imported
 from ..utils.refusal import INTERRUPTED
-from .script import add_flags, add_script, check_paths, count, run_script, write_json
+from .script import add_flags, add_script, check_packages, check_paths, count, run_script, write_json
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -45,6 +45,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the script until it trains and prints what its step needs; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
+    check_packages()
     os.environ[USE_CPU] = "true"  # the script needs no device, on a Mac either
     with contextlib.redirect_stderr(io.StringIO()):  # nothing is trained, by whichever Trainer
         from .. import replace_transformers

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..launching.settings import COMMAND, command_of
-from .script import add_restarts, add_script, check_restarts, check_script, run_script
+from .script import add_restarts, add_script, check_packages, check_restarts, check_script, run_script
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         script = [*(["-m"] if arguments.module else []), arguments.script, *arguments.arguments]
         command = [sys.executable, "-m", "mps_trainer", "run", *script]
         return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
+    check_packages()
     from .. import replace_transformers
 
     replace_transformers.replace()  # an earlier command in this process may have undone it

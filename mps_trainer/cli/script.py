@@ -120,6 +120,13 @@ def check_script(arguments: argparse.Namespace) -> None:
         raise MisconfigurationException(f"There is no file {path} to run. Name a Python script.")
 
 
+def check_packages() -> None:
+    """Raises ModuleNotFoundError if torch or transformers, which the script is expected to import, is missing."""
+    for name in ("torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 def _spec_of(module: str) -> Any:
     """Returns the spec of a module, or of a package's `__main__`, as `python -m` finds it.
 

@@ -64,6 +64,16 @@ def test_use_mps_device_false_alone_warns_that_it_does_not_mean_the_cpu(caught, 
     assert args.use_mps_device is None
 
 
+@pytest.mark.parametrize(
+    ("words", "accelerator"),
+    [(["--use_mps_device"], "mps"), (["--use_mps_device", "True"], "mps"), (["--use_mps_device", "False"], "auto")],
+)
+def test_use_mps_device_is_a_flag(words, accelerator):
+    with pytest.warns(FutureWarning):
+        (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
+    assert args.accelerator == accelerator
+
+
 @pytest.mark.parametrize(("name", "value", "held"), OLD)
 def test_an_old_name_warns_once_and_its_copies_do_not(caught, name, value, held):
     args = TrainingArguments(**{name: value})
