@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse
+from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse, RefusedCall
 from .step import trace_step
 from .table import OperatorTable, Support, operator_table
 from .tracer import Tracer, trace
@@ -13,6 +13,7 @@ __all__ = [
     "DtypeProblem",
     "OperatorTable",
     "OperatorUse",
+    "RefusedCall",
     "Support",
     "Tracer",
     "operator_table",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..utils.nested import tensors_in
 from .mps_kernels import reads
 from .table import COMPOSITE_KEYS, always_falls_back
 
@@ -81,10 +82,29 @@ def waits_for_device(func: Any, args: tuple, kwargs: dict[str, Any], on_device: 
     return any(tag in _WAITING_TAGS for tag in func.tags)
 
 
+def misplaced(func: Any, args: tuple, kwargs: dict[str, Any], on_host: Any) -> list[tuple[str, Tensor]]:
+    """Returns the tensors, and their arguments' names, for which a kernel of mps raises because they are on the host.
+
+    It takes numbers of the host, which are tensors without dimensions, and indices; copies are between devices.
+    """
+    if func._schema.name == "aten::copy_":
+        return []
+    found = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == "indices" and func._schema.name in _INDEXED:
+            continue
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        value = kwargs.get(argument.name, args[i] if i < len(args) else None)
+        for tensor in tensors_in(value):
+            if (tensor.dim() or is_written) and on_host(tensor):
+                found.append((argument.name, tensor))
+    return found
+
+
 _WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # The tag of these is for arguments that are numbers of the host: the size of the result depends on them.
 _NO_WAIT = {"aten::linalg_lstsq", "aten::linalg_lstsq.out"}
-_INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+_INDEXED = {"aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
 
 def _waits_for_mask(name: str, args: tuple, kwargs: dict[str, Any], on_device: Any) -> bool:

@@ -65,6 +65,17 @@ class DtypeProblem:
 
 
 @dataclass(frozen=True)
+class RefusedCall:
+    """A call that raises on mps because of its arguments, such as tensors on two devices."""
+
+    what: str
+    phase: str
+    remedy: str
+    where: SourceLine | None
+    calls: int = 1
+
+
+@dataclass(frozen=True)
 class LargeProduct:
     """A matrix product that M1 and M2 may compute wrong, because it sums 32,767 numbers or more.
 
@@ -97,6 +108,7 @@ class CoverageReport:
         torch_version: the torch whose operator table this holds for.
         fallback: whether PYTORCH_ENABLE_MPS_FALLBACK is taken as on.
         operators: one entry for each operator and phase.
+        refused_calls: calls that raise because of their arguments, such as tensors on two devices.
         large_products: matrix products that M1 and M2 may compute wrong; they leave the step ready.
         own_trainer: whether the step is that of this package's Trainer, which is then no remedy.
         batch_shapes: the distinct shapes of the inputs of the model in training, by argument; on mps each is another
@@ -108,6 +120,7 @@ class CoverageReport:
     fallback: bool
     own_trainer: bool = False
     operators: list[OperatorUse] = field(default_factory=list)
+    refused_calls: list[RefusedCall] = field(default_factory=list)
     dtype_problems: list[DtypeProblem] = field(default_factory=list)
     large_products: list[LargeProduct] = field(default_factory=list)
     blocking_reads: list[BlockingRead] = field(default_factory=list)
@@ -116,8 +129,9 @@ class CoverageReport:
 
     @property
     def ready(self) -> bool:
-        """True if the step would run on a Mac: no operator and no number format fails."""
-        return not self.with_support(Support.FAILS) and not any(problem.fails for problem in self.dtype_problems)
+        """True if the step would run on a Mac: no operator, call or number format fails."""
+        formats = any(problem.fails for problem in self.dtype_problems)
+        return not (self.with_support(Support.FAILS) or self.refused_calls or formats)
 
     @property
     def exit_code(self) -> int:
@@ -138,6 +152,7 @@ class CoverageReport:
     def verdict(self) -> str:
         """Returns a sentence that says whether the step would train on a Mac, and what to do if not."""
         failing = [use.name for use in self.with_support(Support.FAILS)]
+        failing += [call.what for call in self.refused_calls]
         failing += [f"{problem.what} ({problem.dtype})" for problem in self.dtype_problems if problem.fails]
         if failing:
             return f"this step would stop on a Mac at {_listed(failing)}. See the last column of the table."
@@ -168,6 +183,7 @@ class CoverageReport:
 
     def _rows(self, verbose: bool) -> list[tuple[str, ...]]:
         rows = [self._operator_row(use) for use in self.with_support(Support.FAILS)]
+        rows += [_refused_row(call) for call in self.refused_calls]
         rows += [_dtype_row(problem) for problem in self.dtype_problems if problem.fails]
         rows += [_product_row(product) for product in self.large_products]
         rows += [self._operator_row(use) for use in self.with_support(Support.FALLS_BACK)]
@@ -247,6 +263,10 @@ def _where(where: SourceLine | None) -> str:
         return ""
     text, width = where.text, 2 * _WIDTHS[2]  # two lines of the column
     return f"{where}\n{text if len(text) <= width else text[: width - 1] + '…'}"
+
+
+def _refused_row(call: RefusedCall) -> tuple[str, ...]:
+    return ("fails", f"{call.what}\n({call.phase}, {counted(call.calls, 'call')})", _where(call.where), call.remedy)
 
 
 def _dtype_row(problem: DtypeProblem) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import ScriptStopped
 from ..utils.attributes import attributes_replaced
+from .residency import Residency
 from .step import evaluate_batch, few_batches
 from .tracer import Tracer
 
@@ -18,8 +19,11 @@ class _StepsDone(BaseException):
     """Ends transformers' train()."""
 
 
-def trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) -> None:
+def trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int, placed: Residency) -> None:
     """Traces whole steps and a log of transformers' Trainer, without its callbacks, and one batch of evaluation.
+
+    Args:
+        placed: the tensors that are known to be on the device.
 
     Raises:
         ScriptStopped: with the report and the Trainer.
@@ -60,7 +64,8 @@ def trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) 
             raise _StepsDone
 
     trainer.callback_handler.callbacks = [DefaultFlowCallback(), StopAfterLog()]
-    tracer = Tracer()
+    tracer = Tracer(unknown_on_device=False)
+    tracer.residency.update(placed)
     load = _BaseDataLoaderIter.__next__
 
     def load_on_host(batches: Any) -> Any:

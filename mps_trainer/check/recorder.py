@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..devices.facts import parse_version
 from ..devices.large_products import INNER, MENDED_IN_2D, OUTER
 from ..model.number_formats import REFUSED_ON_MPS
-from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
+from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse, RefusedCall
 from .residency import named_tensors, storage_of
 from .source import SourceLine, current_line
 from .table import OperatorTable
@@ -33,6 +33,7 @@ class Recorder:
         # by name and phase: the line of the first call, and the calls for each set of shapes
         self._operators: dict[tuple[str, str], tuple[SourceLine | None, Counter[tuple]]] = {}
         self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
+        self._refused: dict[tuple[str, str, SourceLine | None], RefusedCall] = {}
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
         self._products: dict[tuple[str, str, SourceLine | None], LargeProduct] = {}
         self._named = WeakIdKeyDictionary()  # by storage: the names that it has already
@@ -45,6 +46,11 @@ class Recorder:
 
     def read(self, what: str, phase: str, where: SourceLine | None) -> None:
         self._reads[what, phase, where] += 1
+
+    def refused(self, what: str, remedy: str, phase: str, where: SourceLine | None) -> None:
+        key = (what, phase, where)
+        known = self._refused.get(key, RefusedCall(what, phase, remedy, where, calls=0))
+        self._refused[key] = replace(known, calls=known.calls + 1)
 
     def product(self, name: str, phase: str, tensors: Sequence[torch.Tensor], where: SourceLine | None) -> None:
         """Records a matrix product that some Macs may compute wrong, with the largest sum for each line."""
@@ -129,6 +135,7 @@ class Recorder:
             fallback=self.fallback,
             own_trainer=self.own_trainer,
             operators=operators,
+            refused_calls=list(self._refused.values()),
             dtype_problems=list(self._dtypes.values()),
             large_products=list(self._products.values()),
             blocking_reads=[

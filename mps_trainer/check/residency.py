@@ -15,16 +15,29 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Residency:
-    """Records which storages are on the device. `default` is the answer for unknown ones."""
+    """Records which storages are on the device. `default` is the answer for unknown ones.
 
-    def __init__(self, default: bool) -> None:
+    Args:
+        default: True, False, or None: they count as being on the host, but may have been moved before.
+    """
+
+    def __init__(self, default: bool | None) -> None:
         self.default = default
         self._known = WeakIdKeyDictionary()  # by storage
 
     def on_device(self, tensor: torch.Tensor) -> bool:
         storage = storage_of(tensor)
         # Those without a storage, such as sparse ones, were made by operators from tensors of the step.
-        return storage is None or self._known.get(storage, self.default)
+        return storage is None or bool(self._known.get(storage, self.default))
+
+    def on_host(self, tensor: torch.Tensor) -> bool:
+        """Returns True if the tensor is on the host for certain."""
+        storage = storage_of(tensor)
+        return storage is not None and self._known.get(storage, self.default) is False
+
+    def update(self, other: Residency) -> None:
+        """Records what `other` has recorded."""
+        self._known.update(other._known)
 
     def put(self, tensors: Iterable[torch.Tensor], on_device: bool) -> None:
         """Records that `tensors` are on the device, or that they are not."""

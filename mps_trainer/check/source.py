@@ -66,14 +66,3 @@ def current_line() -> SourceLine | None:
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def inside(file: str) -> bool:
-    """Returns True if torch's `file`, relative to torch's folder, is running below current_line()."""
-    wanted = _TORCH + file.replace("/", os.sep)
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
-        if frame.f_code.co_filename == wanted:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False

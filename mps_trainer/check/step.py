@@ -11,14 +11,16 @@ import torch
 from ..errors import MisconfigurationException
 from .coverage_report import CoverageReport
 from .recorder import REFUSED_ON_MPS, half
-from .residency import named_tensors
+from .residency import Residency, named_tensors
 from .tracer import Tracer
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
 
 
-def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = None) -> CoverageReport:
+def trace_step(
+    trainer: Trainer, batches: int = 1, *, fallback: bool | None = None, placed: Residency | None = None
+) -> CoverageReport:
     """Traces the Trainer's training step and one batch of its evaluation as mps would run them.
 
     Runs whole steps (forward, loss, backward, clipping, optimizer) on the CPU until `batches` batches are done, at
@@ -29,11 +31,13 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
         trainer: an `mps_trainer.Trainer`. Wrap a step of any other in `with Tracer()`.
         batches: how many batches of training to look at; more of them show more shapes.
         fallback: whether PYTORCH_ENABLE_MPS_FALLBACK counts as on; None: as it was when torch was imported.
+        placed: the tensors that are known to be on the device. None: models that the Trainer keeps are assumed to be.
 
     Raises:
         MisconfigurationException: if there is nothing to train on, or the model cannot be copied.
     """
     from ..checkpoints.rng import rng_state, set_rng
+    from ..model.patches.masks import AttentionMasks
     from ..model.preparation import prepared_for_training
     from ..trainer import Trainer
     from .stand_in import stand_in_for  # here, like the Trainer: the simulated device does without transformers
@@ -45,13 +49,24 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
         )
     if trainer.train_dataset is None and type(trainer).get_train_dataloader is Trainer.get_train_dataloader:
         raise MisconfigurationException("There is no step to trace: give the Trainer a train_dataset.")
-    tracer = Tracer(fallback=fallback)
+    tracer = Tracer(fallback=fallback, unknown_on_device=False)
     tracer.recorder.own_trainer = True
+    if placed is not None:
+        tracer.residency.update(placed)
     rng = rng_state()
     try:
         stand_in = stand_in_for(trainer)
+        stand_in._mt_loss.stop_watching()  # which copies the number of items to the device, once a run
+        stand_in._mt_attention_masks = AttentionMasks(torch.device("mps"))  # tensors say that they are there
         _watch_batches(stand_in, tracer)
-        tracer.on_device(stand_in.model)
+        for name, kept in vars(trainer).items():
+            if not isinstance(kept, torch.nn.Module):
+                continue
+            is_own = kept in (trainer.model, trainer.model_wrapped)
+            if is_own or placed is None or any(placed.on_device(tensor) for _, tensor in named_tensors(kept)):
+                tracer.on_device(getattr(stand_in, name))
+            if not is_own and placed is None:
+                tracer.recorder.note(f"The Trainer's {name} is assumed to be on the device; only the command knows.")
         tracer.recorder.module(stand_in.model)
         with prepared_for_training(stand_in, torch.device("mps")):
             _train(stand_in, tracer, batches)

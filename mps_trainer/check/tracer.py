@@ -11,15 +11,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..devices.probes import fallback_when_torch_loaded
-from ..utils.nested import tensors_in
+from ..utils.nested import map_tensors, tensors_in
+from .as_mps import names_of_mps_accepted
 from .autocast import autocast_of_mps
-from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
+from .composites import composite_key, instead_on_mps, misplaced, numbers_to_tensors, waits_for_device
 from .coverage_report import CoverageReport
 from .phases import Phases
 from .reads import HostCalls
 from .recorder import REFUSED_ON_MPS, Recorder, half
 from .residency import Residency, named_tensors
-from .source import SourceLine, current_line, inside
+from .source import SourceLine, current_line
 from .table import Support, operator_table
 
 _FLOAT64_ON_CPU = {"aten::bincount"}
@@ -37,10 +38,11 @@ class Tracer:
 
     Args:
         fallback: whether PYTORCH_ENABLE_MPS_FALLBACK counts as on; None: as it was when torch was imported.
-        unknown_on_device: the answer for tensors made before the trace and not met by any of the rules above.
+        unknown_on_device: the answer for tensors made before the trace and not met by any of the rules above. None:
+            they count as being on the host, but a call that takes them beside others on the device is no error.
     """
 
-    def __init__(self, *, fallback: bool | None = None, unknown_on_device: bool = False) -> None:
+    def __init__(self, *, fallback: bool | None = None, unknown_on_device: bool | None = None) -> None:
         self.residency = Residency(unknown_on_device)
         self.recorder = Recorder(
             operator_table(), bool(fallback_when_torch_loaded()) if fallback is None else fallback
@@ -64,6 +66,7 @@ class Tracer:
             # mps does not have the attention that the CPU takes
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(autocast_of_mps())
+            stack.enter_context(names_of_mps_accepted(self.read))
             stack.enter_context(self.phases)
             stack.enter_context(HostCalls(self))
             stack.enter_context(self._mode)
@@ -107,6 +110,10 @@ class Tracer:
         if not self.reads_are_free:
             self.recorder.read(what, self.phases.now(), self._line())
 
+    def refuse(self, what: str, remedy: str) -> None:
+        """Records that a call raises on mps."""
+        self.recorder.refused(what, remedy, self.phases.now(), self._line())
+
     # One operator
 
     def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -133,6 +140,8 @@ class Tracer:
         support = self.recorder.table.support(name, self.recorder.fallback)
         is_composite = support is Support.COMPOSITE
         instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
+        if support is Support.NATIVE or instead is not None:
+            self._check_devices(func, args, kwargs)
         self.recorder.product(name, phase, tensors, line)
         for each in (*([name] if instead is None or is_composite else []), *(instead or ())):
             self.recorder.operator(each, phase, on_device, line)
@@ -143,7 +152,10 @@ class Tracer:
             if runs and waits_for_device(func, args, kwargs, self.residency.on_device):
                 self.read(name)
                 stack.enter_context(self.having(reads_are_free=True))  # reads of its parts are the same wait
-            result = func(*args, **kwargs) if key is None else self._run_parts(key, func, args, kwargs)
+            try:
+                result = func(*args, **kwargs) if key is None else self._run_parts(key, func, args, kwargs)
+            except NotImplementedError as error:
+                result = self._run_in_float32(error, func, args, kwargs)
         results = tensors_in(result)
         if tensors and not any(tensor.dtype in REFUSED_ON_MPS for tensor in on_device):
             self._check_results(func, results, line)
@@ -171,6 +183,26 @@ class Tracer:
         finally:
             self._expanding.pop()
 
+    def _run_in_float32(self, error: NotImplementedError, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Runs an operator without a kernel for whole numbers, and records it; raises any other error again."""
+        tensors = tensors_in((args, kwargs))
+        if "not implemented for" not in str(error) or any(tensor.is_floating_point() for tensor in tensors):
+            raise error
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        self.refuse(
+            f"{func.name()} of {dtype}", "Cast the tensor first: .float(). Kernels take no whole numbers here."
+        )
+        return func(*map_tensors(args, torch.Tensor.float), **map_tensors(kwargs, torch.Tensor.float))
+
+    def _check_devices(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Records tensors of the host beside others on the device, each once."""
+        for name, tensor in misplaced(func, args, kwargs, self.residency.on_host):
+            self.refuse(
+                f"{name} of {func.name()}, a tensor of shape {list(tensor.shape)}, is on the CPU",
+                "Move it to the device of the other tensors: .to(tensor.device).",
+            )
+            self.on_device(tensor)
+
     def _check_results(self, func: Any, results: list[torch.Tensor], line: SourceLine | None) -> None:
         """Records the operator that creates a float64 tensor from others, but not the operators that use it."""
         made = next((tensor for tensor in results if tensor.dtype in REFUSED_ON_MPS), None)
@@ -182,8 +214,7 @@ class Tracer:
             or self.phases.in_backward_of_torch()
         ):
             return  # torch's own kernels and gradients that add up in float64 do so on the CPU alone
-        if not inside("amp/grad_scaler.py"):  # the scaler avoids float64 on mps
-            self.recorder.dtype(f"result of {func.name()}", made, f"Ask for {half(made.dtype)} here.", line)
+        self.recorder.dtype(f"result of {func.name()}", made, f"Ask for {half(made.dtype)} here.", line)
 
     def _line(self) -> SourceLine | None:
         """Returns the line that called the operator; for a gradient, the line of its forward operator."""
@@ -201,14 +232,30 @@ class Tracer:
         """Records a module that no other module called: the model, or a loss."""
         if self.is_paused:
             return
+        if self.residency.default is False:
+            self._check_placement(module, inputs)
         with self.paused():
-            self.on_device(module, inputs)
+            if self.residency.default is not False:
+                self.on_device(module, inputs)
             self.recorder.module(module)
             named = list(named_tensors(inputs))
             for name, tensor in named:
                 self.recorder.column(name, f" for {type(module).__name__}", tensor)
             if training and next(module.parameters(), None) is not None:
                 self.recorder.batch(named)
+
+    def _check_placement(self, module: torch.nn.Module, inputs: dict[str, Any]) -> None:
+        """Records a module that is on the host and gets inputs on the device."""
+        if not any(self.residency.on_device(tensor) for _, tensor in named_tensors(inputs)):
+            return
+        on_host = [name for name, tensor in named_tensors(module) if tensor.dim() and self.residency.on_host(tensor)]
+        if on_host:
+            name, more = type(module).__name__, f" and {len(on_host) - 1} more" if len(on_host) > 1 else ""
+            self.refuse(
+                f"{name} with {on_host[0]}{more} is on the CPU, and its inputs on mps",
+                f"Move the {name} to the device before training: .to(args.device).",
+            )
+            self.on_device(module)
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Marks parameters and optimizer states as being on the device, except most counters of steps."""

@@ -86,12 +86,12 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
     def train_ours(trainer: Any, *args: Any, **kwargs: Any) -> None:
         from ..check.step import trace_step
 
-        raise ScriptStopped(trace_step(trainer, batches=batches), trainer)
+        raise ScriptStopped(trace_step(trainer, batches=batches, placed=placed[0]), trainer)
 
     def train_theirs(train: Callable[[Any], Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
         from ..check.first_step import trace_transformers
 
-        trace_transformers(trainer, train, batches)
+        trace_transformers(trainer, train, batches, placed[0])
 
     def trace(run_trace: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         raise ScriptStopped(run_trace(*args, **kwargs), None)
@@ -106,6 +106,11 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
     def stop_trace(module: Any) -> None:
         change(module, "trace", functools.wraps(module.trace)(functools.partial(trace, module.trace)))
 
+    def follow_placement(torch: Any) -> None:
+        from ..check.placed import PlacedTensors
+
+        placed.append(undo.enter_context(PlacedTensors()).residency)
+
     def allow_bf16(module: Any) -> None:
         # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
         change(module, "is_torch_bf16_gpu_available", lambda: True)
@@ -113,7 +118,9 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
     def change(owner: Any, name: str, value: Any) -> None:
         undo.enter_context(attributes_replaced([(owner, name, value)]))
 
+    placed: list[Any] = []  # one: the tensors that the script has placed on a device
     work = {
+        "torch": follow_placement,
         "mps_trainer.check": stop_trace,
         "mps_trainer.trainer": stop_ours,
         "transformers.trainer": stop_theirs,

@@ -93,7 +93,7 @@ def test_the_table_puts_the_most_serious_first_and_fits_its_width():
     def step() -> None:
         x.sum().item()
         x.double()
-        torch.nn.functional.embedding(torch.tensor([0]), x, max_norm=1.0)
+        torch.nn.functional.embedding(torch.zeros(1, dtype=torch.long, device=x.device), x, max_norm=1.0)
         x[:3].mode()
 
     report = trace(step, fallback=False)

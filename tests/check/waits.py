@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -43,8 +42,6 @@ WAITING: dict[str, Callable[[Given], object]] = {
     ".tolist()": lambda given: given.copy().tolist(),
     ".cpu()": lambda given: given.copy().cpu(),
     '.to(device="cpu")': lambda given: given.copy().to(device="cpu", dtype=torch.float16),
-    ".numpy()": lambda given: given.copy().numpy(),
-    "numpy.asarray()": lambda given: np.asarray(given.copy()),
     "repr()": lambda given: repr(given.copy()),
     "format()": lambda given: f"{given.copy().sum():.3f}",
     "nonzero": lambda given: given.copy().nonzero(),

@@ -233,3 +233,41 @@ def test_check_refuses_to_compile_on_a_mac(check, monkeypatch):
     assert done.returncode == 2
     assert "started" not in done.stdout
     assert "not simulated on a Mac" in done.stderr
+
+
+DISTILLS = """
+import torch
+device = torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+teacher = BertForSequenceClassification(config).eval()
+weights = torch.tensor([1.0, 2.0])
+MOVES
+class Distilling(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        outputs = model(**inputs)
+        loss = torch.nn.functional.cross_entropy(outputs.logits, inputs["labels"], weight=weights)
+        with torch.no_grad():
+            target = teacher(input_ids=inputs["input_ids"]).logits
+        loss = loss + torch.nn.functional.mse_loss(outputs.logits, target)
+        return (loss, outputs) if return_outputs else loss
+Trainer = Distilling
+"""
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+@pytest.mark.parametrize(
+    ("moves", "on_the_cpu"),
+    [
+        ("", ["weight of aten::nll_loss_forward", "BertForSequenceClassification with"]),
+        ("teacher.to(device); weights = weights.to(device)", []),
+        ("teacher.to('cpu'); weights = torch.ones(2, device='cpu') / weights.to(device)", []),
+        ("teacher.to(device)", ["weight of aten::nll_loss_forward"]),
+        ("weights = weights.to(device).softmax(0)", ["BertForSequenceClassification with"]),
+    ],
+)
+def test_check_knows_what_a_script_moves_before_it_trains(check, trainer, moves, on_the_cpu, tmp_path):
+    report = tmp_path / "report.json"
+    result = check(BERT + trainer + DISTILLS.replace("MOVES", moves) + TRAIN, "--json", str(report))
+    refused = [call["what"] for call in json.loads(report.read_text())["refused_calls"]]
+    assert result.returncode == int(bool(on_the_cpu)), result.stdout + result.stderr
+    assert len(refused) == len(on_the_cpu)
+    assert all(call.startswith(named) for call, named in zip(refused, on_the_cpu, strict=True))
