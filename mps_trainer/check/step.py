@@ -66,7 +66,7 @@ def trace_step(
             if is_own or placed is None or any(placed.on_device(tensor) for _, tensor in named_tensors(kept)):
                 tracer.on_device(getattr(stand_in, name))
             if not is_own and placed is None:
-                tracer.recorder.note(f"The Trainer's {name} is assumed to be on the device; only the command knows.")
+                tracer.recorder.note(f"The Trainer's {name} is assumed to be on the device. mps-trainer check knows.")
         tracer.recorder.module(stand_in.model)
         with prepared_for_training(stand_in, torch.device("mps")):
             _train(stand_in, tracer, batches)
