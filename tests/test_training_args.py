@@ -174,3 +174,8 @@ def test_printed_arguments_have_a_line_for_each_field():
     assert lines[0] == "TrainingArguments("
     assert "output_dir='run'," in lines
     assert lines[1:-1] == sorted(lines[1:-1])
+
+
+def test_an_unknown_word_for_metrics_is_ignored_with_a_warning():
+    with pytest.warns(UserWarning, match="include_for_metrics: foo is unknown and ignored"):
+        assert TrainingArguments("out", include_for_metrics=["foo", "inputs"]).include_for_metrics == ["foo", "inputs"]

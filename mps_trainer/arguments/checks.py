@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,9 @@ def check_values(args: Any) -> None:
             "chunked_attention=True does not go with torch_compile=True, which would compile each block of attention "
             "anew for each length. Leave one of them out."
         )
-    if not {"inputs", "loss"}.issuperset(args.include_for_metrics):
-        raise refuse("include_for_metrics", args.include_for_metrics, "a list of inputs and loss, or one of them")
+    if unknown := set(args.include_for_metrics) - {"inputs", "loss"}:  # transformers ignores them without a word
+        words = ", ".join(sorted(map(str, unknown)))
+        warnings.warn(f"include_for_metrics: {words} is unknown and ignored. Use inputs and loss.", stacklevel=2)
     if args.dataloader_num_workers == 0:
         if args.dataloader_prefetch_factor is not None:
             raise refuse("dataloader_prefetch_factor", args.dataloader_prefetch_factor, _NEEDS_WORKERS)
