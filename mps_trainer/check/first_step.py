@@ -22,7 +22,7 @@ def trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) 
     """Traces whole steps and a log of transformers' Trainer, without its callbacks, and one batch of evaluation.
 
     Raises:
-        ScriptStopped: with the report and the Trainer.
+        ScriptStopped: always. It carries the report and the Trainer.
     """
     from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 
