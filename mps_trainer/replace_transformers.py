@@ -16,7 +16,7 @@ from .utils.import_watch import stop_watching, watch_imports
 
 LIBRARIES = ("trl", "sentence_transformers", "setfit")  # they make their trainers when they are imported
 _TRAINERS = ("Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments")
-# transformers runs its own file twice: scripts may hold the first module, which keeps names that it was asked for
+# transformers runs its own file twice, and a script may hold the first module, which caches the names it has looked up
 _TOP_MODULES: list[Any] = []
 _MODULES = (  # each defines some of the classes
     "transformers.trainer",
@@ -72,7 +72,7 @@ def undo() -> None:
 
 
 def _imported() -> list[Any]:
-    """Returns those of the modules that have been imported, and each module that was `transformers` before."""
+    """Returns the modules of the list that have been imported, and each module that was `transformers` before."""
     top = sys.modules.get("transformers")
     if top is not None and not any(top is each for each in _TOP_MODULES):
         _TOP_MODULES.append(top)
@@ -80,7 +80,7 @@ def _imported() -> list[Any]:
 
 
 def _put_ours() -> None:
-    """Replaces the classes in those modules of transformers that have been imported."""
+    """Replaces the classes in all modules of transformers that have been imported."""
     imported = _imported()
     if len(imported) == len(_TOP_MODULES):  # transformers loads these, and torch, when their names are asked for
         return
@@ -92,7 +92,7 @@ def _put_ours() -> None:
 
 
 def _restore() -> None:
-    """Puts transformers' classes back: for good, or while it imports modules that build on one another."""
+    """Restores transformers' classes, for good or while it imports modules that build on one another."""
     imported = _imported()
     for ours in _our_classes() if REPLACED else ():
         for module in imported:

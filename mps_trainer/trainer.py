@@ -702,7 +702,7 @@ class Trainer:
         return loader
 
     def _mt_close_workers(self, *loaders: Any) -> None:
-        """Ends the workers of `loaders` and of the loaders of evaluations, which start others in a later pass."""
+        """Ends the workers of `loaders` and of the kept evaluation loaders, which start new ones in a later pass."""
         for loader in (*loaders, *self._eval_dataloaders.values()):
             close_workers(loader)
 
@@ -741,13 +741,13 @@ class Trainer:
 
     @property
     def _mt_signature_columns(self) -> list[str]:
-        """The names of what may reach the model."""
+        """Returns the names of the columns that may reach the model."""
         self._set_signature_columns_if_needed()
         return self._signature_columns or []
 
     @property
     def _mt_model_columns(self) -> ModelColumns:
-        """The columns that may reach the model, and why others do not."""
+        """Returns the columns that may reach the model, and the reasons why others do not."""
         kept = self._mt_signature_columns if self.args.remove_unused_columns else None
         return ModelColumns(self.model, kept, self.label_names)
 

@@ -78,8 +78,9 @@ def check_has_model(model: Any) -> None:
     """Raises MissingModelError after a search, which makes a model for each trial and keeps none."""
     if model is None:
         raise MissingModelError(
-            "This Trainer has no model: a search for hyper-parameters leaves none. Set the best ones, as in for name, "
-            "value in best_run.hyperparameters.items(): setattr(trainer.args, name, value); then call train()."
+            "This Trainer has no model: a search for hyper-parameters leaves none. Set the best values with "
+            "`for name, value in best_run.hyperparameters.items(): setattr(trainer.args, name, value)`, "
+            "then call train()."
         )
 
 

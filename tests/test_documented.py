@@ -1,8 +1,8 @@
-"""What the documents that this package follows show, a row for each command and object.
+"""Commands and objects work as documented by PyTorch, Accelerate and Lightning, a row for each.
 
 They are the pages on Macs of transformers (run_glue.py), Accelerate (config, launch, cv_example.py), Lightning
-(accelerator="mps", the exception, the fallback) and PyTorch. What each does in detail has its tests in tests/examples,
-tests/cli, tests/devices and, with Lightning itself, tests/devices/test_lightning.py.
+(accelerator="mps", the exception, the fallback) and PyTorch. tests/examples, tests/cli and tests/devices test the
+details, and tests/devices/test_lightning.py tests with Lightning itself.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Each optional package may be absent: what does without it works, and what needs it names the extra."""
+"""Without an optional package, features that need it name the extra, and all others work."""
 
 import configparser
 import importlib.util
@@ -26,11 +26,11 @@ MODULE_OF = {
     "scikit-learn": "sklearn",
     "sentence-transformers": "sentence_transformers",
 }
-# What the packages of install_requires bring with them.
+# Modules that the packages of install_requires install, too.
 BROUGHT = {"huggingface_hub", "markupsafe", "mps_trainer"}
 # Modules that are imported only where their package is asked for.
 OPTIONAL = {"distributed.mlx": "mlx", "distributed.mlx_ring": "mlx", "optim.low_bit": "torchao"}
-# What else the package, its dependencies or the examples would import if it is installed.
+# Other packages that this one, its dependencies or the examples import if they are installed.
 OTHERS = ("liger_kernel", "pandas", "pyarrow", "ray", "sentencepiece", "tensorboard", "tensorboardX", "wandb")
 
 

@@ -76,12 +76,12 @@ def test_callbacks_see_the_trial_and_optuna_gets_each_evaluation(make_trainer, m
 
 
 @pytest.mark.parametrize("work", ["evaluate", "predict", "save_model", "get_num_trainable_parameters"])
-def test_a_search_leaves_no_model_and_what_needs_one_says_so(make_trainer, make_model, work):
+def test_methods_that_need_a_model_name_the_cause_after_a_search(make_trainer, make_model, work):
     pytest.importorskip("optuna")
     trainer = make_trainer({"model_init": lambda: make_model()}, max_steps=1, eval_strategy="steps", eval_steps=1)
     trainer.hyperparameter_search(lambda trial: {"seed": trial.suggest_int("seed", 1, 2)}, n_trials=1)
     text = refusal(getattr(trainer, work), *([trainer.eval_dataset] if work == "predict" else []), kind=RuntimeError)
-    assert text.startswith("This Trainer has no model: a search for hyper-parameters leaves none. Set the best")
+    assert text.startswith("This Trainer has no model: a search for hyper-parameters leaves none. Set the best values")
     assert "call train()" in text
     trainer.train()
     assert trainer.evaluate()["eval_loss"] > 0

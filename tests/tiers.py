@@ -41,10 +41,10 @@ class TierRules:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leaves out the tests of every tier that `-m` does not name. `-m extra` names all but acceptance."""
+        """Leaves out the tests of every tier that `-m` does not name. `-m extra` keeps all tiers but acceptance."""
         expression = config.getoption("markexpr")
         if expression == "extra":
-            expression = "integration or project"  # pytest itself leaves out those without the marker
+            expression = "integration or project"  # pytest itself deselects tests without the marker
         tiers = [tier_of(item) for item in items]
         for item, tier in zip(items, tiers, strict=True):
             if tier in ("integration", "project"):

@@ -37,7 +37,7 @@ class DeprecatedArguments:
     use_mps_device: bool | None = option(
         None,
         "Deprecated: mps is the default where it is available; accelerator=mps requires it.",
-        nargs="?",  # the flag alone is True, as argparse's keywords say for `bool`
+        nargs="?",  # argparse then reads the flag alone as True, as transformers' parser does for `bool`
         const=True,
         becomes={"accelerator": "mps"},
     )
@@ -125,7 +125,7 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
         ValueError: if the old name and the new one ask for different things.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(args)}  # a subclass may have its own
-    if args.use_mps_device is False and defaults["use_mps_device"] is None:  # it never meant the CPU
+    if args.use_mps_device is False and defaults["use_mps_device"] is None:  # False never meant the CPU
         if not args.use_cpu and args.accelerator == defaults["accelerator"] and not process_number():
             warnings.warn(
                 "`use_mps_device=False` has no effect: mps is used where it is available. Set use_cpu=True to train "

@@ -26,7 +26,7 @@ def trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int, 
         placed: the tensors that are known to be on the device.
 
     Raises:
-        ScriptStopped: with the report and the Trainer.
+        ScriptStopped: always. It carries the report and the Trainer.
     """
     from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 

@@ -341,7 +341,7 @@ class Checkpoints:
             if os.path.basename(best) != os.path.basename(folders.checkpoint_folder("", state.best_global_step or 0)):
                 logger.warning(
                     "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the weights of "
-                    "the best one that has, %s, are loaded. Give save_steps the value of eval_steps, or use "
+                    "the best checkpoint, %s, are loaded. Give save_steps the value of eval_steps, or use "
                     "save_strategy='best'.",
                     state.best_global_step,
                     best,

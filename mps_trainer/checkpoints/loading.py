@@ -38,7 +38,7 @@ EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None
 def load_weights(model: nn.Module, folder: str) -> None:
     """Loads a checkpoint's weights into `model`, or its PEFT adapters if it has those instead.
 
-    Neither the model that was saved nor `model` need be compiled.
+    Either model may be compiled: the saved one, `model`, both or neither.
 
     Raises:
         MisconfigurationException: if there are none, or they belong to another model.
@@ -94,7 +94,7 @@ def _read_weights(folder: str) -> dict[str, torch.Tensor]:
         found = read_safetensors(path) if name.endswith(".safetensors") else read_tensors(path)
         if not schema.fits(found, dict[str, Any]) or not all(map(torch.is_tensor, found.values())):
             raise damaged(path, ValueError("it holds something other than a model's weights"))
-        # transformers saves the names of torch.compile's wrappers
+        # transformers saves names with the prefix of torch.compile's wrappers
         weights.update((plain_name(key), tensor) for key, tensor in found.items())
     return weights
 

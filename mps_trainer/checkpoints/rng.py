@@ -70,9 +70,9 @@ def _device_modules() -> Iterator[tuple[str, Any]]:
 
 
 def _require_valid(state: dict[str, Any]) -> list[str]:
-    """Raises an error for states that a generator of the host rejects, now or in a later draw.
+    """Raises an error if a generator of the host rejects its state, now or in a later draw.
 
-    Generators say so only when they are set, so they are, and set back: this costs less than a millisecond.
+    Only setting a generator shows this, so each is set and then restored, which takes less than a millisecond.
 
     Returns:
         The kinds of device whose states were removed from `state`, because this machine has no such device or its
@@ -101,7 +101,7 @@ def _remove_foreign_devices(state: dict[str, Any]) -> list[str]:
     for kind in [name for name in state if name not in _NOT_A_DEVICE]:
         try:
             _set_device_rng(here[kind], state[kind])
-        except Exception:  # KeyError without such a device; else whatever its generator raises
+        except Exception:  # KeyError without such a device, or any error of its generator
             del state[kind]
             removed.append(kind)
     return removed
@@ -151,8 +151,8 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
     state, removed = _read_valid(path)
     if removed and rank == 0:
         logger.warning(
-            "%s has random states of %s that this machine cannot set: they are left out, so random numbers that are "
-            "drawn there, such as those of dropout, differ from those of the run that saved it.",
+            "%s has random states of %s that this machine cannot set. They are left out, so random numbers that the "
+            "device draws, such as for dropout, differ from an uninterrupted run.",
             path, " and ".join(removed),
         )  # fmt: skip
     return state

@@ -209,7 +209,7 @@ def write_model_files(
     if state_dict is None:
         with uncompiled(model) as inner:
             _write_weights_and_config(inner, folder, None)
-    else:  # perhaps in a thread, beside one that trains the model
+    else:  # may run in a thread while another one trains the model
         _write_weights_and_config(inside_compiled(model), folder, state_dict)
     _write_processor_and_args(processing_class, args, folder)
 
@@ -234,8 +234,8 @@ def _write_weights_and_config(inner: Any, folder: str, state_dict: dict[str, Any
 def _without_views(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `state_dict` with a contiguous copy of each tensor that is a slice of a larger one, or transposed.
 
-    safetensors saves whole storages only. Of a storage that several names have, it saves one: tied weights stay so.
-    Slices that overlap are each saved in full, and loading restores them: what they share is equal in both.
+    safetensors saves only whole storages, and each storage once, so tied weights stay tied. Slices that overlap are
+    each saved in full, and loading restores them, because the shared part is equal in both.
     """
     copies: dict[tuple, torch.Tensor] = {}
 

@@ -17,7 +17,7 @@ from ..utils.import_watch import when_imported
 from ..utils.refusal import INTERRUPTED
 from .script import add_flags, add_script, check_packages, check_paths, count, run_script, write_json
 
-# these take the function from one another
+# Each of these modules imports the function from the one before.
 _ASKED_FOR_BF16 = ("transformers.utils.import_utils", "transformers.utils", "transformers.training_args")
 
 
@@ -112,7 +112,7 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
         placed.append(undo.enter_context(PlacedTensors()).residency)
 
     def allow_bf16(module: Any) -> None:
-        # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
+        # `TrainingArguments(bf16=True)` calls it; on a Mac it returns True from macOS 14 on
         change(module, "is_torch_bf16_gpu_available", lambda: True)
 
     def change(owner: Any, name: str, value: Any) -> None:

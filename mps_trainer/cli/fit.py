@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
             stack.enter_context(models_are_fake())
 
-        # the script sets variables before it imports these
+        # the script may set variables before it imports these modules
         work = {"mps_trainer.trainer": stop, "transformers.modeling_utils": fake_models}
         stack.enter_context(when_imported(__name__, work))
         try:

@@ -26,7 +26,7 @@ _SHARED_FLAGS: dict[str, dict[str, Any]] = {
     },
 }
 
-_MARK = {"generator": "mps_trainer"}  # first in a report, so that the next command may write over it
+_MARK = {"generator": "mps_trainer"}  # begins each report, so that the next command may overwrite it
 _REPORT_BEGINS = json.dumps(_MARK, indent=2)[: -len("\n}")]
 
 
@@ -94,16 +94,16 @@ def check_paths(arguments: argparse.Namespace) -> None:
 
 
 def check_report(path: str) -> None:
-    """Raises MisconfigurationException where no report can be written to `path`, or another file is there."""
+    """Raises MisconfigurationException if `path` cannot be written, or is a file other than a report."""
     target = Path(path)
     place = target if target.exists() else target.parent
     if target.is_dir() or not target.parent.is_dir() or not os.access(place, os.W_OK):
         raise MisconfigurationException(
             f"--json {path} cannot be written. Name a file in a folder that exists and may be written to."
         )
-    if target.is_file() and not _is_report(target):  # /dev/stdout is none
+    if target.is_file() and not _is_report(target):  # /dev/stdout is not a file
         raise MisconfigurationException(
-            f"--json {path} is a file that mps_trainer has not written, and is kept. Name another file, or move it."
+            f"--json {path} was not written by mps_trainer, and is kept. Name another file, or move it."
         )
 
 
@@ -139,7 +139,7 @@ def _spec_of(module: str) -> Any:
         if spec is not None and spec.submodule_search_locations is not None:
             name += ".__main__"
             spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:  # of a parent, or an import of a parent
+    except ModuleNotFoundError as error:  # a parent is missing, or imports a module that is
         if not f"{name}.".startswith(f"{error.name}."):
             raise
     if spec is None or not hasattr(spec.loader, "get_code"):

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         devices.append(activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu))
 
-    # the script sets variables before it imports torch
+    # the script may set variables before it imports torch
     with when_imported(__name__, {"torch": activate}, before=_hide_cuda):
         _check_machine_and_memory(arguments.memory)
         status = run_script(arguments.script, arguments.arguments, arguments.module)

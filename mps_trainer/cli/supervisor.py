@@ -73,7 +73,7 @@ def supervise(
         if process is not None:
             _send(process, signum)
 
-    # the pipe is closed after its folder is gone: a process that outlives this one can tell an end from a death
+    # the folder goes before the pipe closes, so a process that lives longer can tell an end from a death
     with (
         contextlib.ExitStack() as pipe,
         tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes,

@@ -42,7 +42,7 @@ def make_dataloader(
         processing_class: defines the padding for length buckets.
 
     Raises:
-        MisconfigurationException: for a dictionary of datasets or columns, a DataFrame, and what has no rows.
+        MisconfigurationException: for a dictionary of datasets or columns, a DataFrame, or data without rows.
     """
     _check_has_rows(dataset, f"The {'training' if is_training else 'evaluation'} data")
     settings = {"batch_size": batch_size, "collate_fn": collator, **loading_settings(args)}
@@ -155,7 +155,7 @@ def make_persistent(loader: Any, collator: Any, batch_size: int, seed: int) -> N
 def kept_or_made(
     loader: Any, dataset: Any, collator: Any, batch_size: int, make: Callable[[], Any], pass_number: int
 ) -> Any:
-    """Returns the persistent `loader` of an evaluation if it was made from the same parts, else a new one.
+    """Returns an evaluation's persistent `loader` if dataset, collator and batch size are the same, else a new one.
 
     Args:
         pass_number: seeds the next pass of the workers, whatever evaluations came before.

@@ -61,8 +61,8 @@ class EpochLoader(DataLoader):
     end_of_dataloader = False  # whether the batch last given was the last of its epoch
     pass_number: int | None = None  # seeds workers that persist, see WorkerInit; None for the epoch
     made_for: Any = None  # the dataset before columns were removed
-    columns: ModelColumns | None = None  # those that reach the model; None for a loader that the Trainer did not make
-    made_with: tuple[Any, int | None] = None, None  # the collator and size of a batch, where workers persist
+    columns: ModelColumns | None = None  # the columns that reach the model; None for a foreign loader
+    made_with: tuple[Any, int | None] = None, None  # collator and batch size, if workers persist
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
     rows: dict[tuple[int, int], Sequence[int]]  # the rows of the dataset, by epoch and number of the batch
     unloaded = 0  # batches at the beginning of the next pass that are not loaded
@@ -356,7 +356,7 @@ def epoch_batches(
 def load_in_parts(loader: EpochLoader, rows: Sequence[int], most: int) -> list[Any]:
     """Returns the batches that the loader's collator makes of these rows, of at most `most` and nearly equal size.
 
-    The random numbers of the run go on as if nothing had been loaded.
+    Restores the random generators, so the run draws the same numbers as without this.
     """
     drawn, dataset = rng_state(), loader.dataset
     fetch = getattr(dataset, "__getitems__", None)

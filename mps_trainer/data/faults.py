@@ -23,7 +23,7 @@ from .missing_columns import innermost, is_of_transformers, missing_key
 _MOST_TRIED = 256  # rows in a batch, up to which each is tried by itself
 _MOST_NAMED = 32  # rows that a message names
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
-# how pickle names what is defined inside a function, in the words of each Python from 3.10 on
+# pickle's words for an object that is defined inside a function, in each Python from 3.10 on
 _LOCAL = re.compile(r"(?:(?P<outer>\w+)\.<locals>\.)?(?P<name><lambda>|(?<=<locals>\.)\w+\b)(?!\.<locals>)")
 _CAUSES = {
     "SIGKILL": "the system ends processes this way when memory runs out",
@@ -115,7 +115,7 @@ def explain_starting(error: Exception, loader: Any) -> None:
 
 @contextlib.contextmanager
 def no_advice_to_fork() -> Iterator[None]:
-    """Silences torch's warning about what cannot be pickled: forked processes may abort on a Mac."""
+    """Silences torch's warning that advises to fork: forked processes may abort on a Mac."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Got pickle error when attempting to start a worker")
         yield
@@ -249,7 +249,7 @@ def _unpadded(collate: Callable, examples: list[Any]) -> list[str]:
 
 
 def _without_names(loader: Any, examples: list[Any]) -> str | None:
-    """Returns what rows have to be if transformers' collator gets rows without names."""
+    """Returns which rows to give if transformers' collator gets rows without names, else None."""
     if not isinstance(examples[0], (str, tuple, list)) or not is_of_transformers(loader.collate_fn):
         return None
     names = "" if loader.columns is None else f": {', '.join(loader.columns.named)}"

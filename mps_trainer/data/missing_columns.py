@@ -1,7 +1,7 @@
 """Explains errors of code that misses a column: a transform, a collator or a model.
 
 `remove_unused_columns` removes the columns that the model's forward() does not take, as in transformers, and
-transformers' collators leave out texts, because they are no numbers. The code that needs the column fails later.
+transformers' collators leave out texts, because they take only numbers. The code that needs the column fails later.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class ModelColumns:
         self._needed = [each.name for each in inputs if each.default is each.empty or each.name == main]
 
     def is_label(self, name: str | None) -> bool:
-        """Returns True if collators and the Trainer take a column for labels."""
+        """Returns True if collators and the Trainer use a column as labels."""
         return name in self._labels
 
     def removed(self, names: Any) -> list[str]:
-        """Returns those of `names`, the columns of a table or an example, that do not reach the collator."""
+        """Returns the columns among `names` that do not reach the collator."""
         return [] if self._kept is None else [name for name in names if name not in self._kept]
 
     def why_needed(self, names: Sequence[str], by: str) -> str:
-        """Returns why code fails that needs these removed columns.
+        """Returns the cause and the remedy for code that fails because it needs these removed columns.
 
         Args:
             by: names the code, as in "the data collator".
@@ -57,7 +57,7 @@ class ModelColumns:
         return f"{self._removal(names)}, and {by} needs {_it(names)}. Set remove_unused_columns=False."
 
     def why_row_fails(self, error: Exception, table: Any, kept: Any, row: int) -> str | None:
-        """Returns why `kept`, a table without its unused columns, cannot read a row; None if it cannot with them.
+        """Returns why `kept`, a table without its unused columns, cannot read a row; None if they are not the cause.
 
         Only a transform, which runs when a row is read, can need a column.
         """
@@ -70,7 +70,7 @@ class ModelColumns:
         return self.why_needed(needed, "the dataset's transform") if needed else None
 
     def why_collator_fails(self, error: Exception, collate: Callable, examples: Sequence[Any]) -> str | None:
-        """Returns why a collator fails that gets only the columns that are kept; None if it fails with all as well.
+        """Returns why a collator fails on the kept columns; None if it also fails on all columns.
 
         Args:
             collate: takes `examples`, which have all columns.
@@ -94,7 +94,7 @@ class ModelColumns:
         return self.why_no_input(examples[0], reaches) or self._why_text_labels(examples)
 
     def why_none_is_left(self, names: Sequence[str], texts: Sequence[str]) -> str:
-        """Returns why no column of a table with these names, some of which have texts, would reach the model."""
+        """Returns why no column of a table would reach the model; `texts` names its columns of texts."""
         begin = f"None of the dataset's columns ({', '.join(names)}) is an argument of {self.model_name}.forward"
         if not self._names_inputs:
             return (
@@ -111,7 +111,7 @@ class ModelColumns:
     def why_no_input(self, example: Mapping[str, Any], batch: Collection[str]) -> str | None:
         """Returns why a batch with these names, made of rows like `example`, lacks inputs of the model.
 
-        None if it has all, or if everything of `example` is in it.
+        Returns None if the batch has all inputs, or every column of `example`.
         """
         removed = self.removed(example)
         texts = [name for name in example if _is_text(example[name]) and name not in batch]
@@ -184,7 +184,7 @@ def explaining_missing_columns(loader: Any, batch: Any, needs_labels: bool) -> I
 
 @contextlib.contextmanager
 def explaining_transform(columns: ModelColumns, table: Any, kept: Any) -> Iterator[None]:
-    """Explains an error inside, where rows of `kept`, a table without its unused columns, are measured."""
+    """Explains an error inside, where a sampler measures rows of `kept`, a table without its unused columns."""
     try:
         yield
     except Exception as error:
@@ -197,7 +197,7 @@ def explaining_transform(columns: ModelColumns, table: Any, kept: Any) -> Iterat
 
 
 def _example(loader: Any) -> Any:
-    """Returns a row of the loader's dataset as it is before columns are removed; None if it cannot be read again."""
+    """Returns a row of the loader's dataset with all its columns; None if it cannot be read again."""
     dataset, read = loader.made_for, getattr(loader.collate_fn, "example", None)
     if not isinstance(dataset, IterableDataset):
         return dataset[0]
@@ -207,7 +207,7 @@ def _example(loader: Any) -> Any:
 
 
 def missing_key(error: BaseException) -> str | None:
-    """Returns the key that a KeyError names, also one that a worker sent as text."""
+    """Returns the key that a KeyError names, even if a worker sent the error as text."""
     if not isinstance(error, KeyError) or not error.args:
         return None
     sent = re.search(r"^KeyError: ['\"](.*)['\"]$", str(error.args[0]), re.MULTILINE)
@@ -215,7 +215,7 @@ def missing_key(error: BaseException) -> str | None:
 
 
 def innermost(collate: Callable) -> Callable:
-    """Returns the collator under those that remove columns and pad to buckets."""
+    """Returns the collator inside the wrappers that remove columns and pad to buckets."""
     while inner := getattr(collate, "data_collator", None) or getattr(collate, "collator", None):
         collate = inner
     return collate

@@ -61,7 +61,7 @@ def _slice(data: Any, start: int, end: int, size: int, is_batch: bool = False) -
     if not isinstance(data, (list, tuple)):
         return data
     if len(data) == size:
-        # a list of as many tensors of that length may have one for each example, or be views of the whole batch
+        # ambiguous: such a list may have a tensor for each example, or several views of the whole batch
         have_size = [array.shape[0] == size for array in _arrays(data, nested=True)]
         is_list = isinstance(data, list) and not is_batch
         if is_list and not isinstance(data[0], Mapping) and have_size and all(have_size):

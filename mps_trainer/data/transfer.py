@@ -33,7 +33,7 @@ class BatchTransfer:
     def __call__(self, data: Any) -> Any:
         """Returns `data` with every tensor in it on the device; dictionaries, lists and tuples keep their type.
 
-        Another object, or one of these that has a method `to`, is moved by that method, as Accelerate moves a batch of
+        An object with a method `to`, even a container, is moved by that method, as Accelerate moves a batch of
         graphs: torch's packed sequence leaves its lengths on the host. On mps, which has no float64 and complex128,
         such tensors become float32 and complex64: NumPy makes the former of Python's floats.
 

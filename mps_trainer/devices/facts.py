@@ -21,7 +21,7 @@ from .launchers import launcher_facts
 from .probes import FALLBACK, switched_on, unreadable_switch
 from .watermarks import settle_low
 
-TORCH_DEVICE = "ACCELERATE_TORCH_DEVICE"  # Accelerate's, such as cpu or cuda:1
+TORCH_DEVICE = "ACCELERATE_TORCH_DEVICE"  # Accelerate's variable, such as cpu or cuda:1
 
 # The variables that change where or how a run trains.
 RECORDED_VARIABLES = (

@@ -28,9 +28,9 @@ def unreadable_switch(value: str | None) -> bool:
 
 
 class _TorchLoadWatch:
-    """A finder that finds nothing and records if the fallback switch is on when torch is being loaded.
+    """A finder that finds nothing, but records whether the fallback switch is on when torch is loaded.
 
-    The first look-up of a module inside torch says so. A look-up of torch itself does not:
+    The first look-up of a module inside torch shows that. A look-up of torch itself does not:
     `importlib.util.find_spec("torch")` looks without loading (transformers does that).
     """
 

@@ -28,7 +28,7 @@ def read_facts(path: str) -> tuple[MachineFacts, str]:
     MisconfigurationException for one that is unknown otherwise, for a value of another type, and for a file that
     cannot be read or is none of this.
     """
-    import msgspec  # doctor without --facts does without it
+    import msgspec  # doctor without --facts must work without it
 
     try:
         text = read_bytes(path, MOST_BYTES)

@@ -182,7 +182,7 @@ def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
 
 
 def _device_of_environment(facts: MachineFacts) -> tuple[str | None, int | None]:
-    """Returns the kind and the index of the device that ACCELERATE_TORCH_DEVICE names; None for what it leaves open.
+    """Returns the kind and the index of the device in ACCELERATE_TORCH_DEVICE, each None if it is not given.
 
     Raises:
         MisconfigurationException: for a device that this package does not know.

@@ -64,7 +64,7 @@ def _reaching(device: str, asked: str | None) -> str:
     import torch.distributed as dist
 
     def has(name: str) -> bool:
-        # Each is True of backends that cannot be used: those not built into this torch, and those of other devices.
+        # Either check alone accepts unusable backends: not built into this torch, or for another device.
         return device in dist.Backend.backend_capability.get(name, ()) and dist.is_backend_available(name)
 
     names = ACCELERATORS[device].backends if asked is None else (asked.lower(),)
@@ -82,12 +82,12 @@ def _reaching(device: str, asked: str | None) -> str:
     usable = " and ".join(filter(has, ACCELERATORS[device].backends)) or "none"
     raise MisconfigurationException(
         f"ddp_backend={asked!r} cannot be used on {device}: of torch.distributed's backends, this torch has {usable} "
-        "for it. Take one of those, leave ddp_backend out, or import the package that adds the backend first."
+        "for it. Use one of them, leave ddp_backend out, or first import the package that adds the backend."
     )
 
 
 def _add_mlx(device: str, asked: str | None, is_needed: bool) -> None:
-    """Adds MLX's backend to torch.distributed where MLX is installed. It is an optional package.
+    """Adds MLX's backend to torch.distributed if MLX, an optional package, is installed.
 
     Raises MisconfigurationException if `is_needed` and MLX cannot be imported.
     """

@@ -220,7 +220,7 @@ def evaluate_dataset(
         )
         free_unused(args.device)
         set_rng(before)
-        trainer._eval_dataloaders.clear()  # a kept one has the larger batches
+        trainer._eval_dataloaders.clear()  # kept loaders have the larger batches
         loader = make_loader()
     start_time += output.metrics.get(f"{prefix}_model_preparation_time", 0.0)
     samples = output.num_samples

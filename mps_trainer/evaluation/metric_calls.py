@@ -1,4 +1,4 @@
-"""Calls `compute_metrics` of the Trainer, and names the cause where an evaluation never calls it."""
+"""Calls `compute_metrics` of the Trainer, and names the cause if an evaluation never calls it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class MeasuredTrainer(Protocol):
-    """Names what the calls of `compute_metrics` use of a Trainer."""
+    """Lists the attributes of a Trainer that calls of `compute_metrics` use."""
 
     args: TrainingArguments
     model: Any
@@ -33,10 +33,10 @@ class MeasuredTrainer(Protocol):
 
 
 class MetricCalls:
-    """Makes the calls of `compute_metrics` in one evaluation or prediction.
+    """Calls `compute_metrics` in one evaluation or prediction.
 
     Args:
-        loss_only: True if predictions are not asked for.
+        loss_only: True if the evaluation computes no predictions.
         needs_labels: False for a prediction, whose rows may have no labels.
     """
 
@@ -46,7 +46,7 @@ class MetricCalls:
         self._cause = "the evaluation had no batch. Give it a dataset with rows" if needs_labels else None
 
     def __call__(self, losses: Any, logits: Any, labels: Any, inputs: Any, **settings: bool) -> Any:
-        """Returns what `compute_metrics` returns for predictions; {} without predictions or labels.
+        """Calls `compute_metrics` and returns its result; {} without predictions or labels.
 
         On one batch, `compute_result=True` marks the last one: the result then has the metrics of all batches.
         """
@@ -67,7 +67,7 @@ class MetricCalls:
         return metrics
 
     def add_batch(self, inputs: Any, outputs: Any, logits: Any, labels: Any) -> None:
-        """Looks at what a batch lacks for metrics. The first batch stands for all.
+        """Finds out from the first batch why `compute_metrics` cannot be called.
 
         Args:
             outputs: the predictions before `preprocess_logits_for_metrics`, which returned `logits`.
@@ -76,7 +76,7 @@ class MetricCalls:
             self._has_batch, self._cause = True, self._missing(inputs, outputs, logits, labels)
 
     def warn_if_never_called(self) -> None:
-        """Warns if `compute_metrics` was given and not called."""
+        """Warns if the Trainer has a `compute_metrics` that was not called."""
         if self._trainer.compute_metrics is not None and not self._was_called and self._cause is not None:
             self._warn(f"compute_metrics was not called: {self._cause}.")
 

@@ -35,7 +35,7 @@ def labels_of(inputs: Mapping[str, Any], label_names: list[str]) -> Any:
 def logits_of(outputs: Any, with_loss: bool, ignore_keys: list[str] | None, model: Any) -> Any:
     """Returns a model's outputs without the loss, detached: a single output, or a tuple of several.
 
-    The tuple is empty if there is nothing but the loss, as in transformers. None if all other outputs are None.
+    The tuple is empty if the model returns only its loss, as in transformers. None if all other outputs are None.
 
     Args:
         ignore_keys: the keys of outputs to leave out; None for those that the model's configuration names.
@@ -166,7 +166,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def _without_shared_memory(tensor: torch.Tensor | np.ndarray) -> torch.Tensor:
-    """Copies a view, which keeps the whole batch in memory, and what a worker sent, which keeps a file open.
+    """Copies a view, which keeps the whole batch in memory, and a worker's tensor, which keeps a file open.
 
     An array, as preprocess_logits_for_metrics may return, becomes a tensor.
     """

@@ -13,7 +13,7 @@ EXPLANATION = (
     "the display sleep (pmset displaysleepnow). `mps-trainer run --restarts 3` starts such a run again."
 )
 
-# torch 2.14 and later raise it in the backward pass of linear (pytorch issue 189565); earlier ones end the process.
+# torch 2.14 and later raise this in the backward pass of linear (pytorch issue 189565); earlier ones end the process.
 _VECTOR_WEIGHT = "mat2 must be a matrix, got 1-D tensor"
 _VECTOR_WEIGHT_EXPLANATION = (
     "mps has no gradients of torch.nn.functional.linear with a weight of one dimension (pytorch issue 189565). Give "

@@ -62,9 +62,9 @@ class SupervisedRun:
         self._supervisor: int | None = None
         if self._notes is not None and not os.path.isdir(self._notes):
             logger.warning(
-                "mps-trainer has ended before training, because the process that it started has: the script, or a "
-                "program that it runs, trains in the background. This run does not start again if it dies. Leave out "
-                "the step into the background, and start `nohup mps-trainer run --restarts 3 SCRIPT &` instead."
+                "mps-trainer has ended before training, because the script, or a program that it runs, has put itself "
+                "into the background. This run does not start again if it dies. Remove that step from the script, and "
+                "start `nohup mps-trainer run --restarts 3 SCRIPT &` instead."
             )
             self._notes = None
         if self._notes is not None and processes.is_first:
@@ -120,11 +120,11 @@ class SupervisedRun:
             self._supervisor = None
 
     def _end_with_supervisor(self) -> None:
-        """Asks this run to save and end once the supervisor was killed: a run without one may train on unnoticed."""
+        """Asks this run to save and end if the supervisor was killed, so that it does not train on unnoticed."""
         if self._supervisor is None:
             return
         try:
-            os.read(self._supervisor, 1)  # fails while the other end is open, because nobody writes
+            os.read(self._supervisor, 1)  # fails while the other end is open, because the supervisor never writes
         except BlockingIOError:
             return
         os.close(self._supervisor)

@@ -122,7 +122,7 @@ def push_checkpoint(trainer: PushingTrainer, checkpoint: str) -> None:
         return
     try:
         state = read_state(checkpoint)  # the run may be at a later step by now
-    except MisconfigurationException:  # an override wrote another file; a message is no reason to upload nothing
+    except MisconfigurationException:  # an override wrote another file; the upload needs only its message
         state = vars(trainer.state)
     unit = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'] or 0)}"
     message = f"Training in progress, {unit}"

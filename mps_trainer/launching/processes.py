@@ -54,7 +54,7 @@ def shell_status(code: int) -> int:
 
 
 def status_of_signal(status: int) -> int:
-    """Returns the status of the process itself, negative for a signal, for one that a shell or a launcher gives."""
+    """Converts the status that a shell or a launcher returns into the process's own, negative for a signal."""
     return 128 - status if 128 < status <= 128 + 64 else status
 
 

@@ -131,7 +131,7 @@ def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -
     """
     if end.status == 0 and not end.hung_for and _was_training(end):
         at = Restart(0, "ended with status 0 in the middle of training,", end.progress)
-        return f"the run {at}. It is not started again, because status 0 says that the script wanted this."
+        return f"the run {at}. It is not started again, because status 0 means that the script chose to end."
     found = _cause(end)
     if found is None:
         return ""
@@ -161,7 +161,7 @@ def _cause(end: End) -> tuple[str, bool] | None:
     if end.hung_for:
         return f"made no progress for {end.hung_for:g} s", False
     signum = max(0, -end.status)
-    # the run of a Trainer that was asked to end exits with 128 plus the number of the signal
+    # a Trainer that saves and ends on a signal exits with 128 plus the signal's number
     if end.status == 0 or signum in REQUESTS or end.status - 128 in REQUESTS:
         return None
     if end.error == MEMORY:

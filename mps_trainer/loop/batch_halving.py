@@ -136,7 +136,7 @@ class MicrobatchSplitter:
         return microbatches, divisors
 
     def _parts(self, number: int, batch: Any, most: int) -> list[Any]:
-        """Returns the batch of this number in smaller ones: it is cut, or else its examples are loaded again."""
+        """Splits the batch of this number, or loads its examples again in smaller batches."""
         rows = self.history.rows_of_batch(number) if self._loads_again else None
         if rows is None or len(rows) < 2:  # a dataset may have whole batches as rows
             return self._cut(batch, most)
@@ -181,7 +181,7 @@ class MicrobatchSplitter:
         return [float(divisor) * (total / count) if count else None for count in counts]
 
     def _halve(self, batches: list[Any], before: int, error: RuntimeError, step: int) -> None:
-        """Halves the microbatches, of which there were `before`, after `step` ran out of memory.
+        """Halves the microbatches after `step` ran out of memory with `before` of them.
 
         Raises `error` if they cannot be halved.
         """
@@ -216,7 +216,7 @@ class MicrobatchSplitter:
 
 
 def _boxes(batch: Any) -> int | None:
-    """Returns the number of boxes in `batch`, by which detectors divide their loss, at least 1; None without boxes."""
+    """Returns the number of boxes, at least 1, by which detectors divide a batch's loss; None for other models."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if not isinstance(labels, (list, tuple)) or not all(isinstance(each, Mapping) for each in labels):
         return None

@@ -227,7 +227,7 @@ class UpdateLoss:
         own = [batch for number, batch in enumerate(batches) if number not in padding]
         items = None
         if self.may_use_items:
-            # transformers looks through adapters alone, so a causal model in DataParallel counts all of its labels
+            # transformers looks only through adapters, so a causal model in DataParallel counts all of its labels
             shifted = shifts_labels(without_adapters(inside(trainer.model)))
             items = torch.tensor(0) if padding and not own else items_of(own, shifted)
         if not is_shared:
@@ -307,8 +307,8 @@ class UpdateLoss:
     def forward(self, model: nn.Module, inputs: Mapping[str, Any], num_items: Any) -> Any:
         """Returns the outputs of `model`, which gets the number of items if it accepts it and uses it.
 
-        The first batch watches if it uses the number, with the model as it is before `torch.compile`. A wrapper may
-        take any argument, and its model refuse this one, which the first batch shows as well.
+        The uncompiled model shows on the first batch whether it uses the number, and whether it takes the number at
+        all: a wrapper may take any argument while the model inside refuses this one.
 
         Raises:
             TypeError: for a batch without names.

@@ -47,7 +47,7 @@ class BatchHistory:
         return rows_of_batches(self.loader, *self._updates[step]) if self.is_plain and step in self._updates else None
 
     def rows_of_batch(self, number: int) -> list[int] | None:
-        """Returns the rows of a batch, by its number from 0, in the last update; None where they cannot be told."""
+        """Returns the rows of a batch, by its number from 0, in the last update; None if they are unknown."""
         if not self.is_plain or not self._updates:
             return None
         epoch, first, _ = self._updates[next(reversed(self._updates))]

@@ -107,9 +107,9 @@ def checkpoint_settings(given: Any, device: torch.device) -> dict[str, Any]:
 def same_draws_twice() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
     """Returns contexts for the computation and the recomputation, with the same random numbers of mps.
 
-    While torch.compile traces a graph they are dispatch modes, the only contexts that torch takes there.
+    While torch.compile traces a graph, it returns dispatch modes, the only contexts that torch takes there.
     """
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # torch tells by this, too
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # as torch checks it
         return create_selective_checkpoint_contexts(_keep_draws)
     drawn_from: list[torch.Tensor] = []
 
@@ -131,6 +131,6 @@ def same_draws_twice() -> tuple[contextlib.AbstractContextManager[Any], contextl
 
 
 def _keep_draws(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Recomputes all operators but those that draw random numbers: a graph on mps cannot draw the same ones again."""
+    """Recomputes all operators except random ones, because a graph on mps cannot draw the same numbers again."""
     draws = torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
     return CheckpointPolicy.MUST_SAVE if draws else CheckpointPolicy.PREFER_RECOMPUTE

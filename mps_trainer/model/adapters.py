@@ -25,15 +25,15 @@ def check_sparse_adapters(model: Any, device: torch.device) -> None:
     sparse = [kind for kind in kinds if kind in _WITH_SPARSE_TENSORS]
     if not sparse:
         return
-    try:  # what the adapter does in a step: torch adds such operations to mps release by release
+    try:  # the operations of a step, which torch may add to mps in any release
         index, value = torch.zeros(2, 1, dtype=torch.long, device=device), torch.ones(1, device=device)
         delta = torch.sparse_coo_tensor(index, value.requires_grad_(), (1, 1), check_invariants=False)
         (torch.ones(1, 1, device=device) + delta).sum().backward()
     except (NotImplementedError, RuntimeError) as error:
         raise MisconfigurationException(
             f"The model has an adapter of PEFT's {sparse[0]}, which computes with sparse tensors, and torch "
-            f"{torch.__version__} cannot on {device.type}. Use another adapter, such as LoRA, or the CPU with "
-            "use_cpu=True."
+            f"{torch.__version__} does not support them on {device.type}. Use another adapter, such as LoRA, or "
+            "train on the CPU with use_cpu=True."
         ) from error
 
 
@@ -70,7 +70,7 @@ def load_adapters(model: Any, folder: str) -> None:
                 # else PEFT puts float32 weights in the place of bfloat16 ones, which the optimizer does not know
                 settings = {"is_trainable": name == active, "autocast_adapter_dtype": False}
                 loaded = model.load_adapter(path, name, **settings, **_renamed(path))
-                # PEFT goes on without them. Either alone is no fault: some methods do not save all, others load more.
+                # PEFT ignores both. Either alone is valid: some methods do not save all weights, others load more.
                 if (unknown := sorted(loaded.unexpected_keys)) and loaded.missing_keys:
                     raise ValueError(f"{len(unknown)} names are unexpected, for example {unknown[0]}.")
             else:

@@ -58,7 +58,7 @@ class _ChunkedAttention(torch.autograd.Function):
         for block in _blocks(query, key, value, mask, scale, dropout, seed):
             values = block.values[:, block.seen]
             block.of(out.transpose(1, 2)).copy_(block.unflat(product(block.dropped(), values)))
-        ctx.save_for_backward(query, key, value, given)  # raises in the backward pass if one has changed
+        ctx.save_for_backward(query, key, value, given)  # the backward pass then raises if one has changed
         ctx.settings = mask, scale, dropout, seed
         return out
 

@@ -51,13 +51,13 @@ _UNSUPPORTED = {
     "cache": "reads keys from a paged cache",
     "output_attentions": "returns attention weights",
 }
-# What attention in chunks takes; sliding_window is in the mask.
+# Arguments that attention in chunks takes; the mask already has sliding_window.
 _HANDLED = {
     *("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "sliding_window"),
     *("query_states", "key_states", "value_states"),
 }
 _KNOWN = {"accelerate", "bitsandbytes", "mps_trainer", "peft", "torch", "transformers"}  # packages of layers
-_CAPTURING = "transformers.utils.output_capturing"  # its hooks do nothing unless weights are asked for
+_CAPTURING = "transformers.utils.output_capturing"  # its hooks do nothing unless the caller asks for weights
 # Attention layers that give such arguments have one of these attributes, as those of T5, Gemma 2 and GPT-OSS do.
 _GIVERS = ("has_relative_attention_bias", "attn_logit_softcapping", "sinks")
 
@@ -93,7 +93,7 @@ def _keeps_its_own(network: Any) -> bool:
 
 
 def _has_attention_of_others(layer: nn.Module, kind: str) -> bool:
-    """Returns True if an attention layer computes its attention itself, or by a function that is not transformers'."""
+    """Returns True if an attention layer computes attention itself, or calls a function that is not transformers'."""
     forward = _forward_of(layer)
     forward = getattr(inspect.unwrap(forward), "__func__", inspect.unwrap(forward))
     if not isinstance(forward, FunctionType):
@@ -110,7 +110,7 @@ def _has_attention_of_others(layer: nn.Module, kind: str) -> bool:
 
 
 def _is_masked_by_others(layer: nn.Module) -> bool:
-    """Returns True for a layer that takes a mask in a forward pass of a user, or of a package that is not known."""
+    """Returns True for a layer whose forward() takes a mask and comes from a user or an unknown package."""
     forward = _forward_of(layer)
     if isinstance(layer, PreTrainedModel) or not isinstance(forward, FunctionType) or _is_of_known_package(forward):
         return False
@@ -130,7 +130,7 @@ def _is_of_known_package(function: FunctionType) -> bool:
 def attention_chunked(shortest: int | None, model: nn.Module | None = None) -> contextlib.AbstractContextManager[None]:
     """Makes transformers' models that train attend in chunks inside, from `shortest` keys on; None for never.
 
-    Functions of attention and of masks that are not transformers' own are called as they are.
+    It does not change attention and mask functions from elsewhere.
 
     Args:
         model: the one that trains, whose modules may have hooks that read attention weights.
@@ -146,7 +146,7 @@ class _Chunks:
         self._shortest = shortest
         self._parents = {child: module for module in modules for child in module.children()}
         networks = [each for each in modules if isinstance(each, PreTrainedModel)]
-        # a layer of others may ask whether its mask is a tensor, or change it
+        # a foreign layer may check that its mask is a tensor, or change it
         self._whole_masks = {id(each.config) for each in networks if any(map(_is_masked_by_others, each.modules()))}
         self._told: set[str] = set()
 
@@ -172,12 +172,12 @@ class _Chunks:
                 yield
             finally:
                 in_use.clear()
-                self._parents.clear()  # a user may keep a function of the run, and should not keep the model with it
+                self._parents.clear()  # a function that a user keeps after the run must not keep the model alive
 
     def _mask(self, plain: Callable) -> Callable:
         def make_mask(**kwargs: Any) -> Any:
             length, offset = kwargs["kv_length"], kwargs.get("kv_offset", 0)
-            # functions that somebody gave may not take blocks of indices
+            # mask functions from elsewhere may not take blocks of indices
             if length < self._shortest or kwargs.get("use_vmap") or not torch.is_grad_enabled():
                 return plain(**kwargs)
             is_sdpa_of_others = is_of_transformers(plain, MASKS["sdpa"]) and not has_own_sdpa()
@@ -213,7 +213,7 @@ class _Chunks:
             **kwargs: Any,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            causal = bool(causal) and query.shape[2] > 1 and not is_eager  # sdpa does so; eager has its mask alone
+            causal = bool(causal) and query.shape[2] > 1 and not is_eager  # as sdpa does; eager only applies its mask
             mask = None
             if _is_ordinary(module, query, key, value, dropout, scaling, is_eager):
                 mask = self._mask_for(module, query, key, attention_mask, causal, is_eager)
@@ -244,8 +244,8 @@ class _Chunks:
             if kind in KINDS and is_long and torch.is_grad_enabled():
                 name = f"{plain.__module__}.{getattr(plain, '__qualname__', type(plain).__qualname__)}"
                 self._tell(
-                    f"{name} is no attention function of transformers. It is called as it is, and attention in chunks "
-                    "is off there."
+                    f"{name} is not a function of transformers, so it computes the attention itself, and attention in "
+                    "chunks is off there."
                 )
             whole = [each.given if isinstance(each, ChunkedMask) else each for each in args]
             named = {name: each.given if isinstance(each, ChunkedMask) else each for name, each in kwargs.items()}
@@ -261,12 +261,12 @@ class _Chunks:
     def _why_not(
         self, module: nn.Module, mask: Any, scaling: Any, used: set[str], taken: set[str], is_eager: bool
     ) -> str:
-        """Returns what a layer does that attention in chunks cannot; "" if there is nothing."""
+        """Returns the reason why a layer cannot attend in chunks, as a clause; "" if it can."""
         unsupported = [text for name, text in _UNSUPPORTED.items() if name in used]
         if unsupported:
             return unsupported[0]
         if used & taken:
-            return f"gives its attention {min(used & taken)}"
+            return f"passes {min(used & taken)} to its attention"
         if getattr(module, "sinks", None) is not None:
             return _UNSUPPORTED["sinks"]
         if isinstance(scaling, torch.Tensor):
@@ -278,7 +278,7 @@ class _Chunks:
         return "has a forward hook, which may read attention weights" if is_eager and self._is_watched(module) else ""
 
     def _is_watched(self, module: Any) -> bool:
-        """Returns True if a hook sees what an attention layer returns, or a module between it and its model."""
+        """Returns True if a forward hook is on an attention layer, or on a module between it and its model."""
         hooks = list(torch_module._global_forward_hooks.values())
         while module is not None and not isinstance(module, PreTrainedModel):
             hooks += module._forward_hooks.values()
@@ -288,9 +288,9 @@ class _Chunks:
     def _mask_for(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, given: Any, is_causal: bool, is_eager: bool
     ) -> ChunkedMask | GivenMask | None:
-        """Returns the mask for attention in chunks; None where the model's own is to be used."""
+        """Returns the mask for attention in chunks; None if the model must use its own attention."""
         if isinstance(given, ChunkedMask):
-            if given.kv_length != key.shape[2]:  # DeepSeek V4 adds keys, and to its mask only where that is a tensor
+            if given.kv_length != key.shape[2]:  # DeepSeek V4 adds keys, but extends only masks that are tensors
                 raise MisconfigurationException(
                     f"{type(module).__name__} has {key.shape[2]} keys, but its mask was made for {given.kv_length}, "
                     "so its attention cannot be computed in chunks. Train with chunked_attention=False."
@@ -319,7 +319,7 @@ def _is_ordinary(
     scaling: Any,
     is_eager: bool,
 ) -> bool:
-    """Returns True for tensors and numbers that every attention takes; the model's own may refuse others."""
+    """Returns True for tensors and numbers that every attention function takes; others go to the model's own."""
     if not (query.ndim == key.ndim == value.ndim == 4 and query.device == key.device == value.device):
         return False
     batch, heads, _, size = query.shape
@@ -338,7 +338,7 @@ def _is_ordinary(
 
 
 def _given_mask(given: Any, query: torch.Tensor, key: torch.Tensor, is_eager: bool) -> GivenMask | None:
-    """Returns a mask that attention was given; None for one that torch refuses, or that eager attention adds."""
+    """Wraps a given mask for attention in chunks; None if torch refuses it, or eager attention promotes it."""
     shape = *query.shape[:3], key.shape[2]
     if not isinstance(given, torch.Tensor) or given.ndim not in (2, 3, 4) or given.device != query.device:
         return None
@@ -358,7 +358,7 @@ def _given_mask(given: Any, query: torch.Tensor, key: torch.Tensor, is_eager: bo
 
 
 def _computed_in(tensor: torch.Tensor) -> torch.dtype:
-    """Returns the type in which torch's attention takes a tensor, under autocast another one."""
+    """Returns the type to which torch's attention casts a tensor, which autocast changes."""
     device = tensor.device.type
     is_cast = tensor.is_floating_point() and tensor.dtype is not torch.float64 and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if is_cast else tensor.dtype

@@ -59,9 +59,9 @@ def reach_of(mask_function: Callable) -> Reach:
 
 
 def with_copies(mask_function: Callable) -> Callable | None:
-    """Returns a mask function of transformers that reads copies of its tensors; None for one that others define.
+    """Returns a mask function of transformers that reads copies of its tensors; None for a foreign function.
 
-    The backward pass makes the blocks of a mask again. Until then, the batch that the tensors come from may change.
+    The backward pass makes the blocks of a mask again, and the batch that holds the tensors may change before.
     """
     if not is_of_transformers(mask_function):
         return None
@@ -107,7 +107,7 @@ class ChunkedMask:
 
     @property
     def given(self) -> torch.Tensor | None:
-        """The mask that attention is given without chunks; None if it needs none."""
+        """Returns the mask for attention without chunks; None if it needs none."""
         return self.whole if "whole" in vars(self) else self._or_none
 
     @functools.cached_property
@@ -117,7 +117,7 @@ class ChunkedMask:
 
     @functools.cached_property
     def whole(self) -> torch.Tensor:
-        """The mask of tokens x tokens."""
+        """Makes and keeps the mask of tokens x tokens."""
         assert self.make is not None
         whole = self.make(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
         assert whole is not None
@@ -126,7 +126,7 @@ class ChunkedMask:
 
     @property
     def has_changed(self) -> bool:
-        """True if the mask of tokens x tokens has been changed in place."""
+        """Returns True if the mask of tokens x tokens has been changed in place."""
         return "whole" in vars(self) and self.whole._version != self._version
 
     def __getattr__(self, name: str) -> Any:

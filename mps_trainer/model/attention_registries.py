@@ -1,4 +1,4 @@
-"""Replaces functions in transformers' registries of attention and of masks for a while: transformers' own alone.
+"""Replaces transformers' own functions in its registries of attention and of masks for a while, and no others.
 
 A model looks up the function of its attention in such a registry, where users register functions of their own, also
 under the names of transformers'. A lookup is replaced, not an entry: what is registered during a run counts at once,
@@ -23,7 +23,7 @@ ATTENTION = {"sdpa": "sdpa_attention_forward"}
 
 
 class Replacement:
-    """Stands in for a function of a registry; whoever keeps it for longer than `in_use` calls the plain function."""
+    """Stands in for a function of a registry, and calls the plain function once `in_use` is over."""
 
     def __init__(self, plain: Callable, function: Callable, in_use: list[bool]) -> None:
         self.plain = plain
@@ -44,7 +44,7 @@ def registered(function: Callable) -> Callable:
 def is_of_transformers(function: Any, name: str = "") -> bool:
     """Returns True for a function that transformers defines under a name with `name` in it.
 
-    False for one that wraps it, which has its name and module: only code and globals cannot be copied so.
+    Returns False for a wrapper with the same name and module: functools.wraps copies these, but not code and globals.
     """
     function = registered(function)
     if not isinstance(function, FunctionType):
@@ -55,13 +55,13 @@ def is_of_transformers(function: Any, name: str = "") -> bool:
 
 
 def arguments_of(function: Callable) -> tuple[str, ...]:
-    """Returns the names of the arguments of a function of Python, without those of *args and **kwargs."""
+    """Returns the names of the arguments of a Python function, without *args and **kwargs."""
     code = registered(function).__code__
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def has_own_sdpa() -> bool:
-    """Returns True if models whose attention is sdpa use the function of transformers."""
+    """Returns True if the registry's function for sdpa is transformers' own."""
     return is_of_transformers(ALL_ATTENTION_FUNCTIONS["sdpa"], ATTENTION["sdpa"])
 
 

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def unwrapped(model: Any) -> Any:
-    """Returns the innermost module of torch's replicas, compiled modules and wrappers that pass all arguments on.
+    """Returns the module inside DataParallel, compiled modules and other wrappers that pass all arguments on.
 
     A wrapper has the module as `module` or `_orig_mod`, as in torch, and its forward() takes `*args, **kwargs`.
     """
@@ -53,7 +53,7 @@ def without_adapters(model: Any) -> Any:
 
 
 def accepts_loss_kwargs(model: nn.Module) -> bool:
-    """Returns True if forward() takes arguments of the loss, such as num_items_in_batch, or any arguments."""
+    """Returns True if forward() takes arguments for the loss, such as num_items_in_batch, or `**kwargs`."""
     model = base_model(model)
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
@@ -110,7 +110,7 @@ def spans_devices(model: nn.Module) -> bool:
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Returns True if Accelerate keeps weights on disk or on the host, and brings them when a module runs."""
+    """Returns True if Accelerate keeps weights on disk or on the host, and loads them when a module runs."""
     has_hooks = any(hasattr(module, "_hf_hook") for module in model.modules())
     return has_hooks and any(parameter.is_meta for parameter in model.parameters())
 

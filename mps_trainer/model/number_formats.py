@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import UnsupportedFormatError, explain
 
-REFUSED_ON_MPS = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # each with what mps has instead
+REFUSED_ON_MPS = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # with mps's formats
 
 _ERROR = re.compile(r"(?:Cannot convert a MPS Tensor to|Trying to convert) (float64|Double|ComplexDouble)\b")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -32,16 +32,16 @@ def check_formats(model: nn.Module, device: torch.device) -> None:
     kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
     dtype, other = _name(tensor.dtype), _name(REFUSED_ON_MPS[tensor.dtype])
     owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-    # float() leaves complex numbers as they are
+    # float() does not change complex numbers
     cast = "Call model.float() before you give it to the Trainer, or" if tensor.is_floating_point() else "What to do:"
     raise UnsupportedFormatError(
         f"mps has no {dtype}, and {kind} {name!r} of {type(model).__name__} is {dtype} ({len(found)} such "
-        f"tensor{'s' * (len(found) > 1)} in all). {cast} make the {kind} {other} where {owner} gets it."
+        f"tensor{'s' * (len(found) > 1)} in all). {cast} make the {kind} {other} where {owner} creates it."
     )
 
 
 def explain_format(error: BaseException) -> None:
-    """Names the line that made the tensor if torch's `error` says that mps does not have its format."""
+    """Adds the line that made the tensor to torch's `error` for a format that mps does not have."""
     match = _ERROR.search(str(error)) if isinstance(error, TypeError) else None
     if match is None:
         return

@@ -88,7 +88,7 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
     except ImportError as error:
         why = sentence(error)
         for name in ("bitsandbytes", "torchao"):
-            if name in why and importlib.util.find_spec(name) is None:  # transformers names no versions that work
+            if name in why and importlib.util.find_spec(name) is None:  # transformers does not name versions that work
                 why = f"{name} is not installed. {how_to_install(name)}."
         raise MissingPackageError(
             f"optim='{optim}' cannot be used here: {why} Or use one that torch alone provides, such as "
@@ -166,7 +166,7 @@ def make_optimizer(
 
 
 def _refuse_complex(model: nn.Module) -> None:
-    """Raises MisconfigurationException for complex weights, which no fused optimizer of torch takes."""
+    """Raises MisconfigurationException for complex weights, which torch's fused optimizers do not take."""
     for name, parameter in model.named_parameters():
         if parameter.is_complex() and parameter.requires_grad:
             raise MisconfigurationException(

@@ -27,7 +27,7 @@ _LONGEST_WORD, _LONGEST_CAPITALS = 20, 14  # internationalization, CONFIGURATION
 # User and password of an address, up to the last @ (without a password there is no / in it), then query and fragment.
 _USER = re.compile(r"(?<=//)(?:[^\s/:]*:\S*|[^\s/?#]+)@|(?<![^\s'\"(=])[^\s/:@'\"]+:(?!//)\S+@(?=\w)")
 _QUERY = re.compile(r"(://[^\s?#;'\"<>]*)[?#;][^\s'\"<>]*")
-_ENCODED = re.compile(r"\S*%(?:25)*3A%(?:25)*2F\S*", re.IGNORECASE)  # an address as a part of another one
+_ENCODED = re.compile(r"\S*%(?:25)*3A%(?:25)*2F\S*", re.IGNORECASE)  # an address inside another one
 _WORD = re.compile(r"(?P<checksum>sha256[ :=]+[0-9a-f]{64}\b)|[\w+/.~%-]{20,}=*")
 _PART = re.compile(r"[A-Za-z0-9]+")
 _PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")  # Data, Collator, For, Seq, 2, Seq
@@ -78,10 +78,10 @@ def shown(value: Any, rule: Rule | None) -> Any:
 
 
 def error_text(error: BaseException) -> str:
-    """Returns what a report shows of an error: its class and place, and what this package has to say about it.
+    """Returns the text for an error in a report: its class, its place and this package's explanation.
 
-    The text of an error is shown only if this package wrote it. Others quote what they were given: an address with a
-    password, a header with a key, a row of the data.
+    The report shows an error's own text only if this package wrote it. Others may quote an address with a password, a
+    header with a key, or a row of the data.
     """
     name, explanation = type(error).__name__, explanation_of(error)
     is_own = type(error).__module__.startswith(f"{_PACKAGE}.") and not isinstance(error, AnotherProcessFailedError)
@@ -90,7 +90,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Returns the line of the script or of a module beside it that raised an error, or called what did; "" if none."""
+    """Returns the innermost line of the script, or of a module beside it, in an error's traceback; "" if none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if not each.filename.startswith(_FOLDER) and not _INSTALLED.search(each.filename)]
     if not (found := own or frames):
@@ -101,8 +101,8 @@ def _place(error: BaseException) -> str:
 def readable(text: str, longest: int = LONGEST) -> str:
     """Returns `text` as one line for others, with ~ for the home folder.
 
-    Addresses lose user, query and fragment. Words of 20 characters and more are cut if a part of them is not made of
-    words or numbers, as that of a key, and so are git commits: keys of W&B have the same form. Existing paths stay.
+    Addresses lose user, query and fragment. Words of 20 characters or more are cut if a part, as in a key, is not made
+    of words or numbers. Git commits are cut too, because keys of W&B have the same form. Existing paths stay.
     """
     text = _ENCODED.sub(_decoded, text[: 10 * longest])
     text = _QUERY.sub(r"\1", _USER.sub("", text))
@@ -125,11 +125,11 @@ def _cut(found: re.Match[str]) -> str:
 
 
 def _is_made_of_words(part: str) -> bool:
-    """Returns True for a part of a name: few pieces, none longer than a word, or a name that a library exports.
+    """Returns True for few pieces, none longer than a word, or a name that a library exports.
 
-    1 of 2,000 random texts of 22 letters and digits has as few pieces.
+    Only 1 of 2,000 random texts of 22 letters and digits has so few pieces.
     """
-    if re.fullmatch("[a-z0-9]{1,8}", part):  # the number of a run, a version
+    if re.fullmatch("[a-z0-9]{1,8}", part):  # such as a run's number or a version
         return True
     pieces = _PIECE.findall(part)
     is_mixed = part.upper() != part != part.lower()

@@ -67,7 +67,7 @@ def one_line_errors(name: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 @contextlib.contextmanager
 def one_line_import_errors(name: str) -> Iterator[None]:
-    """Ends the script `name` with one line if a package that is imported inside, such as TRL, is not installed."""
+    """Ends the script `name` with one line if it imports a missing package inside, such as TRL."""
     try:
         yield
     except ModuleNotFoundError as error:

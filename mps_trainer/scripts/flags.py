@@ -41,7 +41,7 @@ class OneLineParser(HfArgumentParser):
         """
         self.set_defaults(**defaults)
         try:
-            # unknown words come first: a dataclass would only say that it misses the value of a misspelled flag
+            # report unknown words first: a dataclass would only say that a misspelled flag's value is missing
             if config := read_config(argv):
                 fields = [each.name for kind in self.dataclass_types for each in dataclasses.fields(kind) if each.init]
                 self._refuse_unknown([name for name in config if name not in fields], fields)

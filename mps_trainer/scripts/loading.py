@@ -61,7 +61,7 @@ def errors_about(what: str, name: str | None, instead: str) -> Iterator[None]:
     except MisconfigurationException:
         raise
     except Exception as error:
-        # datasets says "An error occurred while generating the dataset" where Pillow is missing
+        # without Pillow, datasets only says "An error occurred while generating the dataset"
         missing = next((each for each in with_causes(error) if isinstance(each, ImportError)), None)
         if missing is not None and "Pillow" in str(missing):
             instead = how_to_install("PIL")

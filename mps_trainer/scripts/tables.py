@@ -144,7 +144,7 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         for column in texts:
             if getattr(rows.features.get(column), "dtype", None) not in TEXT:
                 raise MisconfigurationException(f"The {name} data has no text in the column {column!r}.")
-    # a model would take any other column that has the name of an argument, such as position_ids
+    # any other column would reach the model if it had an argument's name, such as position_ids
     numbered = {
         name: rows.select_columns([*texts, "label"] if name in labelled else list(texts))
         for name, rows in splits.items()
@@ -153,7 +153,7 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         for name, rows in labelled.items():
             if getattr(rows.features["label"], "dtype", None) not in ("float32", "float64", "int64"):
                 raise MisconfigurationException(
-                    f"The labels of the training data are scores, those of the {name} data are not."
+                    f"The labels of the training data are scores, but the labels of the {name} data are not."
                 )
         return numbered, texts, []
     if classes := getattr(first.features["label"], "names", None):

@@ -38,7 +38,7 @@ _EXPORTS = {
     **dict.fromkeys(("OperatorCalls", "Place", "SimulationReport"), ".simulation_report"),
 }
 
-if not is_watched("torch"):  # then a command hides CUDA when its script imports torch
+if not is_watched("torch"):  # else a command hides CUDA when its script imports torch
     hide_unused_cuda()
 
 

@@ -181,7 +181,7 @@ load(name=sys.argv[1], sources=sys.argv[3:], build_directory=sys.argv[2], extra_
 
 
 def _path() -> str:
-    """Returns PATH with the folder of this Python, where pip installs ninja. Its environment need not be activated."""
+    """Returns PATH with this Python's folder, where pip installs ninja, because its environment may be inactive."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 

@@ -32,7 +32,7 @@ def parse_bytes(amount: int | str) -> int:
 
 
 def high_watermark() -> float:
-    """Returns the fraction of the recommended maximum past which an allocation fails; 0 for no limit."""
+    """Returns the fraction of the recommended maximum beyond which an allocation fails; 0 for no limit."""
     ratio = Ratio(os.environ.get(HIGH, "1.0"))
     if not (ratio.is_number and 0 <= ratio.value <= MOST):
         raise MisconfigurationException(

@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from typing import Any
 
 _INSIDE = "_orig_mod"
-WRAPPER = rf"\b{_INSIDE}\."  # a part of names
+WRAPPER = rf"\b{_INSIDE}\."  # the part of parameters' names that a wrapper adds
 
 
 def inside_compiled(model: Any) -> Any:
-    """Returns the model in the wrapper of torch.compile, or `model` itself."""
+    """Returns the model inside torch.compile's wrapper, or `model` itself."""
     return getattr(model, _INSIDE, model)
 
 
 def plain_name(name: str) -> str:
-    """Returns the name that a parameter has if neither the model nor a part of it is compiled."""
+    """Returns a parameter's name in the uncompiled model."""
     return re.sub(WRAPPER, "", name)
 
 
 @contextlib.contextmanager
 def uncompiled(model: Any) -> Iterator[Any]:
-    """Returns `model` without wrappers: inside, its parameters have the names that they have if nothing is compiled.
+    """Inside, removes the wrappers from `model`, so that parameters have the names of the uncompiled model.
 
     A forward pass inside is not compiled.
     """

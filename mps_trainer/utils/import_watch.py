@@ -17,7 +17,7 @@ from typing import Any
 
 
 class ImportWatch:
-    """A finder that calls functions around each import of a module of some packages.
+    """A finder that calls functions before and after each import of a module of some packages.
 
     An import of such a module inside another one belongs to the outer one, because the modules of a package need each
     other in part before they are complete.
@@ -42,7 +42,7 @@ class ImportWatch:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name.partition(".")[0] not in self.packages or name in (self.owner, *self._looked_up):
             return None
-        self._looked_up.add(name)  # another watch asks this one in turn
+        self._looked_up.add(name)  # another watch may ask this one in turn
         try:
             found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
             spec = next((spec for spec in found if spec is not None), None)
@@ -108,7 +108,7 @@ def is_watched(package: str) -> bool:
 def when_imported(
     owner: str, work: Mapping[str, Callable[[ModuleType], Any]], before: Callable[[], Any] | None = None
 ) -> Iterator[None]:
-    """Calls each function of `work` once its module has been imported, at once if it has been already.
+    """Calls each function of `work` after the import of its module, or now if it has been imported.
 
     Args:
         owner: the module that watches, by name.

@@ -1,4 +1,4 @@
-"""Says how to install what is missing: an optional package, or this package with all that it needs."""
+"""Tells how to install a missing package: an optional one, or this one with its requirements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# The extras of setup.cfg that install optional modules, at versions that work.
+# For each optional module, the extra of setup.cfg that installs it, at versions that work.
 EXTRAS = {
     "bitsandbytes": "quantization",
     "datasets": "examples",

@@ -1,4 +1,4 @@
-"""Walks over tensors in nested dictionaries, lists and tuples, and tells their sizes."""
+"""Walks over tensors in nested dictionaries, lists and tuples, and returns their sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _never(value: Any) -> bool:
 
 
 def tensors_in(value: Any, is_leaf: Callable[[Any], bool] = _never) -> list[torch.Tensor]:
-    """Returns the tensors in `value` in order, but those in a leaf. A tensor in two places is returned twice."""
+    """Returns the tensors in `value` in order, except inside a leaf, and twice if a tensor is in two places."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (dict, list, tuple, Mapping)) and not is_leaf(value):
@@ -42,7 +42,7 @@ def find_batch_size(batch: Any) -> int | None:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Returns the shape of `tensor`; that of the values of a nested one, which has no shape of whole numbers."""
+    """Returns the shape of `tensor`, or of its values if it is nested and has no shape of whole numbers."""
     return tuple(tensor.values().shape if tensor.is_nested else tensor.shape)
 
 

@@ -10,7 +10,7 @@ import os
 import re
 
 ABSENT = frozenset(os.environ.get("ABSENT", "").split())
-# Distributions whose name is not that of their module.
+# Distributions whose name differs from their module's.
 NAMES = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 

@@ -30,7 +30,7 @@ trainer.train()
 assert trainer.evaluate()["eval_loss"] > 0
 print("trained in", args.world_size)
 """
-# Each in a line of its own, with the exit status of success.
+# Commands that must all end with status 0.
 COMMANDS = (
     "run train.py out",
     "report out",

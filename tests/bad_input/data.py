@@ -56,7 +56,7 @@ DATA = [
     # labels
     files("no label in a row", "train data has no label in row 2", "text,label\na,1\nb,\n", CSV),
     files("a label that training has not", "validation data has the", "text,label\na,x\nb,y\n", "text,label\na,z\n"),
-    files("words for scores", "are scores, those of the val", "text,label\na,.5\nb,1\n", "text,label\na,x\n"),
+    files("words for scores", "are scores, but the labels of the val", "text,label\na,.5\nb,1\n", "text,label\na,x\n"),
     files("one label only", "2 rows have 1 label, and two or more are needed", "text,label\na,1\nb,1\n"),
     rows("as many labels as rows", "100 rows have 100 labels", [{"text": "a", "label": f"b{i}"} for i in range(100)]),
     rows("labels that are objects", "labels are neither text, nor", [{"text": "a", "label": {"a": 1}}] * 2),

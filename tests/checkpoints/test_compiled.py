@@ -27,7 +27,7 @@ def without_tracing():
 class Stacked(Classifier):
     """Has a block of layers, which can be compiled alone."""
 
-    accepts_loss_kwargs = False  # a wrapper's forward() does not tell
+    accepts_loss_kwargs = False  # the signature of a wrapper's forward() does not show this
 
     def __init__(self):
         super().__init__()

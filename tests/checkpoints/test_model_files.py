@@ -298,7 +298,7 @@ def test_an_extra_state_that_is_no_tensor_is_refused_before_training(make_traine
     assert trainer.state.global_step == 0
 
 
-def test_an_extra_state_is_free_where_it_is_not_saved(make_trainer):
+def test_an_extra_state_of_any_type_is_accepted_if_it_is_not_saved(make_trainer):
     trainer = make_trainer({"model": WithState({"seen": 3})}, max_steps=1, save_strategy="no")
     assert trainer.train().global_step == 1
     model = WithState(torch.ones(2))

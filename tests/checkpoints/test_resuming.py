@@ -116,11 +116,11 @@ def test_best_checkpoint_is_never_an_earlier_runs(make_trainer, trained, caplog)
     assert "the best evaluation, at step 1, has no checkpoint, so the last weights are kept. Give save" in caplog.text
 
 
-def test_a_best_evaluation_between_checkpoints_is_said_to_have_no_weights(trained, caplog):
+def test_a_best_evaluation_without_a_checkpoint_is_a_warning(trained, caplog):
     settings = {"max_steps": 4, "save_steps": 2, "load_best_model_at_end": True, **BEST}
     run = trained({"compute_metrics": scores(1, 5, 9, 3)}, **settings)
     assert (run.state.best_global_step, os.path.basename(run.state.best_model_checkpoint)) == (3, "checkpoint-2")
-    said = "the best evaluation, at step 3, has no checkpoint, so the weights of the best one that has, "
+    said = "the best evaluation, at step 3, has no checkpoint, so the weights of the best checkpoint, "
     assert said in caplog.text
     assert "checkpoint-2, are loaded. Give save_steps the value of eval_steps" in caplog.text
 

@@ -149,7 +149,7 @@ def test_states_of_devices_that_do_not_fit_this_machine_are_left_out_with_a_warn
     assert read["before_epoch"].keys() == state.keys()
     assert torch.equal(read["cpu"], state["cpu"])
     assert torch.equal(torch.mps.get_rng_state(), on_device)
-    assert [message.partition(": they are left out")[0] for message in caplog.messages] == [
+    assert [message.partition(". They are left out")[0] for message in caplog.messages] == [
         f"{tmp_path / 'rng_state.pth'} has random states of {' and '.join(sorted([kind, 'musa']))} that this machine "
         "cannot set"
     ]

@@ -1,4 +1,4 @@
-"""Checkpoints of models whose parameters and buffers are views of larger or of each other's tensors."""
+"""Checkpoints of models whose parameters and buffers are views of larger tensors, or of each other."""
 
 import pytest
 import torch

@@ -22,7 +22,7 @@ VARIABLES = {
 }
 SCRIPT = f"""
 import json, os, sys
-# what the command itself needs, which has no variables, and what .pth files of the environment import
+# modules that the command itself needs, which read no variables, and that .pth files of the environment import
 loaded = {{name.partition(".")[0] for name in sys.modules}} - sys.stdlib_module_names
 print(json.dumps(sorted(name for name in loaded if not name.startswith("_"))))
 os.environ.update({VARIABLES})

@@ -60,7 +60,7 @@ def test_help_of_each_command_needs_nothing():
         ("--print-completion bash", "No module named 'shtab'."),
     ],
 )
-def test_what_needs_more_says_so_in_a_line(words, lacks, tmp_path):
+def test_commands_that_need_more_say_so_in_one_line(words, lacks, tmp_path):
     (tmp_path / "train.py").touch()
     ran = run_python("-S", "-m", "mps_trainer", *words.split(), cwd=tmp_path)
     assert ran.returncode in (1, 2)
@@ -112,7 +112,7 @@ def test_commands_import_the_standard_library_alone():
 
 
 @pytest.mark.parametrize(("argv", "kind"), [(["-m", "doctor"], SystemExit), (["train.py"], ImportError)])
-def test_an_older_python_is_told_which_one_to_take(argv, kind, monkeypatch):
+def test_on_an_older_python_the_error_names_one_to_install(argv, kind, monkeypatch):
     code = compile(START, "__init__.py", "exec")
     with monkeypatch.context() as old:
         old.setattr(sys, "version_info", (3, 9, 6, "final", 0))
@@ -126,7 +126,7 @@ def test_an_older_python_is_told_which_one_to_take(argv, kind, monkeypatch):
 
 
 def test_an_older_python_reads_the_file_that_refuses_it():
-    """Python 3.7 is the oldest with `from __future__ import annotations`. Before the refusal comes no other module."""
+    """Python 3.7 is the oldest with `from __future__ import annotations`. No other module runs before the refusal."""
     tree = ast.parse(START, feature_version=(3, 7))
     before = [node for node in tree.body if node.lineno < START[: START.index("sys.version_info")].count("\n")]
     assert not [node for node in before if isinstance(node, ast.ImportFrom) and node.level]

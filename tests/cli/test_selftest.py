@@ -53,9 +53,9 @@ def test_report_is_written_over_a_report_and_keeps_other_files(fine, capsys, tmp
     mine, report = tmp_path / "config.json", tmp_path / "report.json"
     mine.write_text('{"mine": true}')
     assert main(["selftest", "--json", str(mine)]) == 2
-    assert capsys.readouterr().err.startswith(f"mps-trainer: error: --json {mine} is a file that mps_trainer has not")
+    assert capsys.readouterr().err.startswith(f"mps-trainer: error: --json {mine} was not written by mps_trainer")
     assert mine.read_text() == '{"mine": true}'
-    report.touch()  # as tempfile makes one
+    report.touch()  # empty, as tempfile creates it
     for _ in range(2):
         assert main(["selftest", "--json", str(report)]) == 0
 

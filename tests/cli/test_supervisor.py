@@ -100,7 +100,7 @@ def test_status_137_is_a_kill_only_from_a_launcher(shell, capsys, is_launcher, s
     assert ("was killed" in capsys.readouterr().err) == is_launcher
 
 
-def test_status_0_in_the_middle_of_training_is_said(shell, capsys):
+def test_status_0_in_the_middle_of_training_is_reported(shell, capsys):
     assert shell("at 5; exit 0") == (0, 1)
     assert capsys.readouterr().err.startswith("mps-trainer: the run ended with status 0 in the middle of training, ")
 

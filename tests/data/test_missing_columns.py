@@ -1,4 +1,4 @@
-"""Code that needs a column which did not reach it is told why the column is missing, and what to do."""
+"""Errors of code that needs a removed column say why the column is missing, and what to do."""
 
 import re
 
@@ -235,7 +235,7 @@ def test_the_missing_column_is_named_with_the_remedy(make_trainer, name):
     rows = rows() if callable(rows) and not isinstance(rows, (Dataset, torch.utils.data.Dataset)) else rows
     given = {"model": model(), "train_dataset": rows, "eval_dataset": None, **given}
     trainer = make_trainer(given, max_steps=2, per_device_train_batch_size=8)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - that of the code that misses the column
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the code that needs the column decides the type
         trainer.train()
     text = explanation_of(caught.value)
     assert text is not None, caught.value
@@ -245,7 +245,7 @@ def test_the_missing_column_is_named_with_the_remedy(make_trainer, name):
 
 
 @pytest.mark.parametrize("work", ["evaluate", "predict"])
-def test_an_evaluation_names_it_as_well(make_trainer, work):
+def test_an_evaluation_names_the_missing_column_too(make_trainer, work):
     trainer = make_trainer({"model": bert(), "eval_dataset": TEXTS})
     with pytest.raises(ValueError, match="input_ids") as caught:
         trainer.predict(TEXTS) if work == "predict" else trainer.evaluate()
@@ -261,7 +261,7 @@ def test_an_evaluation_names_it_as_well(make_trainer, work):
     ],
     ids=["transform", "texts"],
 )
-def test_a_sampler_that_measures_rows_names_it_as_well(make_trainer, rows, says, strategy):
+def test_a_sampler_that_measures_rows_names_the_missing_column_too(make_trainer, rows, says, strategy):
     trainer = make_trainer({"model": bert(), "train_dataset": rows}, max_steps=1, train_sampling_strategy=strategy)
     with pytest.raises((KeyError, ValueError)) as caught:
         trainer.train()
@@ -269,7 +269,7 @@ def test_a_sampler_that_measures_rows_names_it_as_well(make_trainer, rows, says,
 
 
 @pytest.mark.parametrize("tokenizer", [None, TOKENIZER])
-def test_texts_that_are_kept_are_not_taken_for_input(make_trainer, tokenizer):
+def test_kept_texts_do_not_count_as_input(make_trainer, tokenizer):
     given = {"model": bert(), "train_dataset": TEXTS, "processing_class": tokenizer}
     with pytest.raises(ValueError, match="input_ids") as caught:
         make_trainer(given, max_steps=1, remove_unused_columns=False).train()
@@ -277,7 +277,7 @@ def test_texts_that_are_kept_are_not_taken_for_input(make_trainer, tokenizer):
 
 
 @pytest.mark.parametrize("kind", [Stream, list])
-def test_workers_name_it_as_well(make_trainer, kind):
+def test_workers_name_the_missing_column_too(make_trainer, kind):
     given = {"model": bert(), "train_dataset": kind(TEXTS), "data_collator": need_text}
     trainer = make_trainer(given, max_steps=2, dataloader_num_workers=1, dataloader_multiprocessing_context="fork")
     with pytest.raises(KeyError) as caught:
@@ -302,13 +302,13 @@ def test_workers_name_it_as_well(make_trainer, kind):
     ],
     ids=["no names", "other names", "texts"],
 )
-def test_a_table_of_which_no_column_is_left_is_refused(make_trainer, model, rows, says):
+def test_a_table_without_a_usable_column_is_refused(make_trainer, model, rows, says):
     text = refusal(make_trainer({"model": model(), "train_dataset": rows}, max_steps=1).train, kind=ValueError)
     assert re.search(says, text), text
 
 
 @pytest.mark.parametrize("fails", [KeyError("text"), KeyError("name"), RuntimeError("the disk is away")])
-def test_other_errors_are_not_put_down_to_a_removed_column(make_trainer, fails):
+def test_other_errors_do_not_blame_a_removed_column(make_trainer, fails):
     def collate(rows):
         raise fails
 
@@ -331,7 +331,7 @@ def test_an_error_of_a_model_that_has_all_inputs_is_not_explained(make_trainer):
 
 
 class DataFrame:
-    """Has of pandas' DataFrame what a Trainer sees."""
+    """Has the parts of pandas' DataFrame that a Trainer sees."""
 
     columns = ("text", "label")
 

@@ -120,7 +120,7 @@ class Table(dict):
     [Rows(torch.ones(2), torch.ones(2)), Table(values=torch.ones(2), lengths=torch.ones(2))],
     ids=["tuple", "dict"],
 )
-def test_a_batch_with_a_method_to_of_its_own_moves_by_it(mps, own):
+def test_a_batch_with_its_own_method_to_is_moved_by_it(mps, own):
     moved = BatchTransfer(torch.device("mps"))({"rows": [own]})["rows"][0]
     values, lengths = moved if isinstance(own, Rows) else moved.values()
     assert (type(moved), values.device.type, lengths.device.type) == (type(own), "mps", "cpu")

@@ -95,7 +95,7 @@ def test_the_backend_is_the_devices_first_that_torch_has_unless_it_is_named(
 @pytest.mark.parametrize(
     ("backend", "built", "said"),
     [
-        ("mpi", ["gloo"], "ddp_backend='mpi' cannot be used on cpu: .* this torch has gloo for it. Take one of those"),
+        ("mpi", ["gloo"], "ddp_backend='mpi' cannot be used on cpu: .* this torch has gloo for it. Use one of them"),
         ("ccl", ["gloo", "mpi"], ".*this torch has gloo and mpi for it.*import the package that adds"),
         (None, ["nccl"], "Several processes cannot train on cpu with this torch.*gloo, mpi, ccl"),
     ],

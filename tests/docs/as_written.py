@@ -30,7 +30,7 @@ REASONS = {
 HUNG_AFTER = 900  # seconds
 
 TRAIN = '''\
-"""Stands in for a script of the reader's."""
+"""Stands in for the reader's script."""
 
 import sys
 

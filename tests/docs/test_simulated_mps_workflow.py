@@ -27,7 +27,7 @@ def run(*words: object, **settings) -> subprocess.CompletedProcess[str]:
 
 
 def step(address: str) -> subprocess.CompletedProcess[str]:
-    """Runs the step as GitHub does, with a stand-in for pip that prints its arguments in a line each."""
+    """Runs the step as GitHub does, with a stand-in for pip that prints each argument on its own line."""
     environ = {**os.environ, "MPS_TRAINER": address}
     return run("bash", "-ec", f"pip() {{ printf '%s\\n' \"$@\"; }}\n{STEP}", env=environ)
 

@@ -140,7 +140,7 @@ def test_ignored_outputs_are_left_out_of_predictions(assert_same_runs, ignored):
 
 @pytest.mark.parametrize("settings", [{}, {"batch_eval_metrics": True}, {"include_for_metrics": ["loss"]}], ids=str)
 @pytest.mark.parametrize("outputs", ["dict", "tuple", "list", "ignored", "list of three"])
-def test_metrics_without_predictions_are_those_of_transformers(assert_same_runs, outputs, settings):
+def test_metrics_without_predictions_equal_transformers(assert_same_runs, outputs, settings):
     class Counted(nn.Module):
         def __init__(self):
             super().__init__()

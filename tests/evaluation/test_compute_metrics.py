@@ -12,7 +12,7 @@ LABELLED = [{"x": row["x"], "labels": row["y"]} for row in ROWS]
 
 
 class OfTwoNumbers(nn.Module):
-    """A classifier that takes its labels as `y`, a name that does not say so."""
+    """A classifier that takes its labels as `y`, a name without "label"."""
 
     def __init__(self):
         super().__init__()

@@ -49,7 +49,7 @@ def write_bert(folder: Path, **sizes: int) -> None:
 
 
 def write_vit(folder: Path) -> None:
-    """Writes a tiny model of images of 32 pixels, with a head for five labels that is to be replaced."""
+    """Writes a tiny model for images of 32 pixels, whose head for five labels the script replaces."""
     tiny("ViTForImageClassification", image_size=32, patch_size=8, num_labels=5).save_pretrained(folder)
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
 

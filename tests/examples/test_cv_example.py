@@ -15,7 +15,7 @@ NAMES = "{label}_{i}.jpg"
 
 @pytest.fixture
 def cv_example(monkeypatch, tmp_path):
-    """Imports the script, whose `train` is the one beside it, in a folder with images."""
+    """Imports the script, with the `train` module beside it, in a folder with images."""
     own = ("cv_example", "train")
     monkeypatch.syspath_prepend(IMAGES)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
@@ -32,7 +32,7 @@ def cv_example(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(cv_example, monkeypatch, capfd):
-    """Runs the script on the folder `images`, or as `words` say. Returns status, stdout and stderr."""
+    """Runs the script on the folder `images`, or with `words`. Returns status, stdout and stderr."""
 
     def run(*words):
         given = () if "--data_dir" in words or not words else ("--data_dir", "images")
@@ -109,7 +109,7 @@ def test_tracking_without_a_tracker_is_refused_in_one_line(run, cv_example, monk
         ([], "bf16", "bf16"),
     ],
 )
-def test_precision_is_of_the_flag_then_of_the_launcher(cv_example, monkeypatch, words, launched, expected):
+def test_precision_comes_from_the_flag_or_else_the_launcher(cv_example, monkeypatch, words, launched, expected):
     if launched is not None:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     assert cv_example.parse(["--data_dir", "images", *words])[1].mixed_precision == expected
@@ -144,7 +144,7 @@ def test_resumed_run_equals_uninterrupted_run(run, tmp_path):
     whole = (tmp_path / "out").rename(tmp_path / "whole")
     status, _, errors = run(*SMALL, "--max_steps", "4", "--resume_from_checkpoint", whole / "checkpoint-2")
     assert status == 0, errors
-    assert not list((tmp_path / "out").glob("checkpoint-*"))  # nobody asked for one
+    assert not list((tmp_path / "out").glob("checkpoint-*"))  # --checkpointing_steps is not given
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 

@@ -25,7 +25,7 @@ SCRIPTS = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Writes a table and images, by folder and by name, with tiny models for each."""
+    """Writes a table, images sorted by folder and by name, and tiny models for each."""
     folder = tmp_path_factory.mktemp("data")
     write_bert(folder / "bert", max_position_embeddings=128)
     write_vit(folder / "vit")

@@ -238,7 +238,7 @@ def test_run_goes_on_in_the_background_once_its_supervisor_has_ended(train, supe
 def test_run_in_the_background_begins_after_its_supervisor_has_ended(train, supervisor, caplog):
     shutil.rmtree(supervisor.notes)
     assert train().state.global_step == 8
-    assert len(messages_with(caplog, "trains in the background. This run does not start again")) == 1
+    assert len(messages_with(caplog, "into the background. This run does not start again")) == 1
 
 
 def test_record_and_page_show_each_restart(train, supervisor):

@@ -30,7 +30,7 @@ KILLED = "was killed (SIGKILL, which a system short of memory sends)"
         (End(-9, "", dataclasses.replace(AT_5, examples=5)), KILLED, 3),
         (End(-9, "", dataclasses.replace(AT_5, examples=1)), KILLED, None),
         (End(-9), KILLED, None),  # before training
-        (End(-9, OTHER, AT_5), KILLED, 4),  # one of several processes, and the first noticed
+        (End(-9, OTHER, AT_5), KILLED, 4),  # one of several processes was killed, and the first raised an error
         (End(137, "", AT_5), "ended with status 137 and no error", None),  # os._exit(137), and no signal
         (End(-11, "", TRAINED), "died of SIGSEGV", None),
         (End(3, "", AT_5), "ended with status 3 and no error", None),
@@ -64,10 +64,10 @@ def test_a_run_that_ends_by_itself_or_is_stopped_does_not_start_again(end):
     assert decide(end, [], most=3) == ""
 
 
-def test_status_0_in_the_middle_of_training_is_no_death_and_is_said():
+def test_status_0_in_the_middle_of_training_is_reported_without_a_restart():
     assert decide(End(0, "", AT_5), [], most=3) == (
         "the run ended with status 0 in the middle of training, after step 5. It is not started again, because status "
-        "0 says that the script wanted this."
+        "0 means that the script chose to end."
     )
 
 

@@ -87,7 +87,7 @@ def test_embeddings_find_the_answers(tmp_path):
 
 @pytest.mark.parametrize("name", ["language-modeling", "sentence-embeddings"])
 def test_example_trains_with_two_spawned_workers(tmp_path, name):
-    """Workers are spawned on a Mac. tests/examples has the examples that need fewer packages."""
+    """Workers are spawned on a Mac. tests/examples tests the examples that need fewer packages."""
     write_llama(str(tmp_path / "llama"))
     write_bert(str(tmp_path / "bert"))
     (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for chat in chats()))

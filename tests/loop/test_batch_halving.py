@@ -290,14 +290,14 @@ def packed(rows):
 
 
 def patches(rows):
-    """Has two rows of `x` for each example, and three for each that is positive, as patches of images are."""
+    """Has two rows of `x` for a negative example and three for a positive one, like patches of images."""
     count = [2 + row["labels"] for row in rows]
     x = torch.cat([row["x"].expand(times, 4) for row, times in zip(rows, count, strict=True)])
     return {"x": x, "count": torch.tensor(count), "labels": torch.tensor([row["labels"] for row in rows])}
 
 
 def pairs(rows):
-    """Collates as TRL's trainers on preferences do: the rejected answers are below the chosen ones."""
+    """Collates like TRL's trainers for preferences: the rejected answers come after the chosen ones."""
     points = torch.stack([row["x"] for row in rows])
     return {"x": torch.cat([points, -points]), "labels": torch.tensor([row["labels"] for row in rows] * 2)}
 
@@ -406,7 +406,7 @@ def test_a_repeated_update_draws_the_same_numbers_and_counts_running_means_once(
 @pytest.mark.parametrize("count", [40, 36])  # the last batch of an epoch may have as many rows as others have examples
 def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, count):
     model, settings = Hungry(16), {"auto_find_batch_size": True, "max_steps": 8}
-    rows = Stream(examples(count))  # whose batches cannot be loaded again
+    rows = Stream(examples(count))  # a stream's batches cannot be loaded again
     trainer = make_trainer({"model": model, "train_dataset": rows, "data_collator": pairs}, **settings)
 
     def limit(**_):

@@ -89,7 +89,7 @@ def test_evaluations_share_a_loader_until_data_or_batches_change(make_trainer, l
 
 
 class KeepsLoaders(Trainer):
-    """Keeps loaders of evaluations as sentence-transformers and TRL do, in the attribute that transformers has."""
+    """Keeps evaluation loaders in transformers' attribute, as sentence-transformers and TRL do."""
 
     def get_eval_dataloader(self, eval_dataset=None):
         key = eval_dataset if isinstance(eval_dataset, str) else "eval"

@@ -1,4 +1,4 @@
-"""Activations that a compiled model computes again in the backward pass, on the simulated mps device.
+"""Compiled models recompute activations in the backward pass on the simulated mps device.
 
 The device cannot be simulated in a process that has compiled before, so none of these tests runs on the CPU.
 """
@@ -36,9 +36,9 @@ def test_a_compiled_graph_keeps_what_was_drawn_and_recomputes_the_rest(mps):
     with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each) or each, lambda each: each):
         y = torch.compile(lambda x: checkpoint(layers, x, **settings), backend="aot_eager")(x)
     y.sum().backward()
-    assert torch.equal(x.grad != 0, y != y.max())  # what was dropped has exp(0), and the largest y
+    assert torch.equal(x.grad != 0, y != y.max())  # dropped entries have exp(0), the largest y
     assert 0.4 < (x.grad != 0).float().mean() < 0.6
-    assert len(saved) == 3  # the input, what dropout gives, and its mask
+    assert len(saved) == 3  # the input, dropout's output, and its mask
 
 
 class Recomputing(Classifier):

@@ -23,7 +23,7 @@ def test_an_adapter_of_sparse_tensors_is_refused_before_training_on_mps(mps, mak
     trainer = make(with_shira())
     said = refusal(trainer.train)
     assert "has an adapter of PEFT's SHIRA, which computes with sparse tensors, and torch" in said
-    assert said.endswith("Use another adapter, such as LoRA, or the CPU with use_cpu=True.")
+    assert said.endswith("Use another adapter, such as LoRA, or train on the CPU with use_cpu=True.")
     assert trainer.state.global_step == 0
 
 

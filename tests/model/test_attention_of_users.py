@@ -1,4 +1,4 @@
-"""What is not transformers' own attention is never replaced, and what a mask is made of may change."""
+"""Attention that is not transformers' own is never replaced, and the tensors behind a mask may change."""
 
 import functools
 from pathlib import Path
@@ -76,7 +76,7 @@ def calls(monkeypatch):
 
 
 class OwnAttention(modeling_llama.LlamaAttention):
-    """Written as transformers documents it, with an attention function of its own as the default."""
+    """Follows transformers' documentation, with its own attention function as the default."""
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
@@ -106,7 +106,7 @@ def with_own_attention():
 
 
 @pytest.mark.parametrize("report", [False, True])
-def test_a_function_given_to_get_interface_is_used_and_the_run_says_so(trained, calls, caplog, report):
+def test_a_function_given_to_get_interface_is_used_with_a_warning(trained, calls, caplog, report):
     def losses(chunked):
         caplog.clear()
         given = {"model": with_own_attention(), "train_dataset": rows()}
@@ -118,7 +118,7 @@ def test_a_function_given_to_get_interface_is_used_and_the_run_says_so(trained, 
     plain, chunked = losses(False), losses(True)
     assert chunked == plain == (plain[0], None, False)
     assert not calls
-    (said,) = messages_with(caplog, "no attention function of transformers")
+    (said,) = messages_with(caplog, "is not a function of transformers")
     assert f"{__name__}.own_eager_attention is" in said
 
 
@@ -176,7 +176,7 @@ def test_a_function_that_wraps_the_one_it_finds_in_a_run_computes_without_chunks
     assert len(calls) == 2
 
 
-def test_only_code_of_transformers_is_known_as_its_own():
+def test_only_functions_of_transformers_count_as_its_own():
     def eager_attention_forward(*args, **kwargs):
         return EAGER(*args, **kwargs)
 
@@ -214,7 +214,7 @@ def test_a_layer_of_a_user_gets_a_tensor_as_mask(calls):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_layers_that_compute_their_attention_themselves_are_not_said_to_do_it_in_chunks(attention):
+def test_layers_that_compute_their_own_attention_are_not_described_as_chunked(attention):
     model = llama(attn_implementation=attention)
     assert in_models.describe_attention(model, CHUNKED) == "attention in chunks"
     first, second = (layer.self_attn for layer in model.model.layers)
@@ -312,7 +312,7 @@ def gradients(model, given, change=None, chunked=True):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", ["attention_mask", "position_ids"])
-def test_what_a_mask_is_made_of_may_change_before_the_backward_pass(calls, name, checkpointing):
+def test_tensors_behind_a_mask_may_change_before_the_backward_pass(calls, name, checkpointing):
     model = llama()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -334,7 +334,7 @@ def test_a_mask_of_tokens_by_tokens_that_changes_before_the_backward_pass_is_an_
     assert calls
 
 
-def test_a_chunked_mask_that_a_model_changes_in_place_counts(calls):
+def test_changes_that_a_model_makes_in_place_to_a_chunked_mask_count(calls):
     def hide(module, args, kwargs):
         kwargs["attention_mask"].logical_and_(torch.arange(LENGTH) != 3)
 
@@ -402,7 +402,7 @@ def test_other_tensors_and_numbers_are_accepted_and_refused_as_by_torch(calls):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_learned_scale_gets_its_gradient(calls, caplog, attention):
-    """With sdpa, torch refuses a parameter."""
+    """With sdpa, torch refuses a parameter as the scale."""
     model = llama(attn_implementation=attention)
     for layer in model.model.layers:
         layer.self_attn.register_parameter("scale", nn.Parameter(torch.tensor(0.4)))

@@ -112,7 +112,7 @@ POSITIONS = {
 
 
 def own_function(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """Caps its scores, as no function of transformers does without being asked, and looks at the mask's type."""
+    """Caps its scores, which transformers' functions do only on request, and looks at the mask's type."""
     groups = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
     scores = (query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)).tanh()
@@ -191,7 +191,7 @@ OWN = {
     "in the instance": lambda model: set_in_instance(own_function),
     "eager": lambda model: eager_of(model, own_function),
     "wrapping eager": lambda model: eager_of(model, "wrapping"),
-    "one layer": in_one_layer,  # a forward pass of one's own
+    "one layer": in_one_layer,  # replaces the layer's forward()
     "mask": lambda model: registered(AttentionMaskInterface, masks_of_ones_own),
 }
 
@@ -240,7 +240,7 @@ CHANGES = [zeros, cut, positions]
 
 
 class Case:
-    """One random case, which draws the same again for the model's own attention and for attention in chunks."""
+    """One random case: repeats the same draws for the model's own attention and for attention in chunks."""
 
     def __init__(self, seed):
         rng = self.rng = random.Random(seed)
@@ -291,7 +291,7 @@ class Case:
         mask, at = MASKS[self.mask](rng), POSITIONS[self.positions](rng)
         labels = tokens.clone()
         if mask is not None and mask.ndim == 2:
-            labels[mask == 0] = -100  # what a text's padding is to learn is not defined
+            labels[mask == 0] = -100  # padding has no defined labels
         given = {"input_ids": tokens, "labels": labels, "attention_mask": mask, "position_ids": at}
         return {name: each for name, each in given.items() if each is not None}
 
@@ -333,7 +333,7 @@ def difference(plain, chunked, low):
     """Returns a sentence about the first difference; None if there is none."""
     for number, (one, other) in enumerate(zip(plain, chunked, strict=False)):
         if isinstance(other, RuntimeError) and "modified by an inplace operation" in str(other):
-            return None  # as autograd does for what it saved; transformers' own may have saved something else
+            return None  # autograd raises so for saved tensors, and transformers' own attention may save others
         if isinstance(one, Exception) or isinstance(other, Exception):
             if type(one) is not type(other) or str(one)[:40] != str(other)[:40]:
                 return f"value {number}: {one!r} and {other!r}"[:600]

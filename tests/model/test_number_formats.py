@@ -1,4 +1,4 @@
-"""float64 and complex128, which mps does not have: the tensor or the line of the model is named."""
+"""Errors about float64 and complex128, which mps does not have, name the tensor or the line of the model."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ WIDE = torch.ones(4, dtype=torch.float64)
         (
             lambda: Scaled(scale=torch.from_numpy(np.ones(4))),
             "mps has no float64, and buffer 'norm.scale' of Scaled is float64 (1 such tensor in all). Call "
-            "model.float() before you give it to the Trainer, or make the buffer float32 where LayerNorm gets it.",
+            "model.float() before you give it to the Trainer, or make the buffer float32 where LayerNorm creates it.",
         ),
         (
             lambda: Scaled(gain=nn.Parameter(WIDE.clone()), scale=WIDE),
@@ -41,7 +41,7 @@ WIDE = torch.ones(4, dtype=torch.float64)
         (
             lambda: Scaled(turns=torch.exp(1j * WIDE)),
             "mps has no complex128, and buffer 'norm.turns' of Scaled is complex128 (1 such tensor in all). What to "
-            "do: make the buffer complex64 where LayerNorm gets it.",
+            "do: make the buffer complex64 where LayerNorm creates it.",
         ),
         (
             lambda: nn.Sequential(nn.Embedding.from_pretrained(WIDE[None])),
@@ -55,7 +55,7 @@ def test_the_first_tensor_that_mps_does_not_have_is_named(make_trainer, model, s
 
 
 @pytest.mark.usefixtures("mps")
-def test_a_model_that_the_trainer_moves_later_is_looked_at_then(make_trainer):
+def test_a_model_that_the_trainer_moves_later_is_checked_then(make_trainer):
     trainer = make_trainer({"model": Classifier().double()}, bf16_full_eval=True, max_steps=1)
     assert "'hidden.weight' of Classifier is float64" in refusal(trainer.train, kind=TypeError)
 

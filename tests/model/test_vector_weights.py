@@ -1,4 +1,4 @@
-"""Linear layers with a weight of one dimension, of which mps has no gradients."""
+"""Linear layers with a weight of one dimension, for which mps has no gradients."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.conftest import on_device, weights
 
 
 class Boxes(nn.Module):
-    """Four sides of a box for each of two queries, by D-FINE's layer and a weight that learns."""
+    """Computes four sides of a box for each of two queries, with D-FINE's layer and a trainable weight."""
 
     def __init__(self, integral=None):
         super().__init__()

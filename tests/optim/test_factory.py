@@ -28,7 +28,7 @@ def test_others_are_not(optim, make_args, mps):
 
 
 class Waves(nn.Module):
-    """Has complex weights, as a Fourier neural operator."""
+    """Has complex weights, like a Fourier neural operator."""
 
     def __init__(self):
         super().__init__()

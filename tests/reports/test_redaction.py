@@ -252,7 +252,7 @@ def test_a_name_that_explains_a_run_stays(text):
 
 
 def raised(work):
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - of any kind
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the test takes any kind
         work()
     return caught.value
 
@@ -279,7 +279,7 @@ def test_an_error_inside_a_library_is_placed_at_the_line_that_called_it():
     assert error_text(ValueError("never raised")).startswith("ValueError. Its text is in the terminal")
 
 
-def test_what_this_package_says_of_an_error_is_shown():
+def test_explanations_by_this_package_are_shown():
     error = raised(lambda: fail(KeyError("my secret value")))
     explain(error, "Row 17 of the dataset cannot be read.")
     assert error_text(error).endswith("not in the report. Row 17 of the dataset cannot be read.")

@@ -74,7 +74,7 @@ def test_a_missing_package_at_the_top_of_a_script_is_one_line(capsys):
 def test_unforeseen_error_keeps_its_traceback(script):
     with pytest.raises(ZeroDivisionError):
         script(ZeroDivisionError("by zero"))
-    with pytest.raises(ModuleNotFoundError):  # of the user's own
+    with pytest.raises(ModuleNotFoundError):  # a module of the user
         script(ModuleNotFoundError("No module named 'helper'", name="helper"))
 
 

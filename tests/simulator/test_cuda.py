@@ -28,7 +28,7 @@ def hide(monkeypatch, tmp_path):
     def run(*gpus):
         monkeypatch.setattr(cuda, "_GPUS", gpus)
         with monkeypatch.context() as patch:
-            patch.delitem(sys.modules, "torch._C")  # loaded by the import of torch, after that has begun
+            patch.delitem(sys.modules, "torch._C")  # an import of torch loads it late
             cuda.hide_unused_cuda()
         return refusal(cuda.hide_cuda, kind=SimulatorUnavailableError)
 

@@ -1,4 +1,4 @@
-"""Functions are called when a package is imported, and the package finds itself imported as without a watch."""
+"""A watch calls functions when a package is imported, and does not change the package's modules and specs."""
 
 import importlib
 import importlib.util

@@ -32,7 +32,7 @@ class AttentionMasks:
         self._values: dict[Any, tuple[torch.Tensor, ...]] = {}  # 0 and minus infinity on the device
 
     def in_use(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, transformers' models make their masks so; mask functions of others are called as they are."""
+        """Inside, transformers' models make their masks this way; foreign mask functions stay unchanged."""
         return lookups_replaced(masking_utils.AttentionMaskInterface, MASKS, self._without_asking)
 
     def _without_asking(self, make: Callable) -> Callable:

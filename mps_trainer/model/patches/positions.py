@@ -87,7 +87,7 @@ class _Positions:
 
 
 def _keeping(plain: Callable, positions: _Positions) -> Callable:
-    """Returns the forward of a rotary embedding that keeps what `plain` computes for the positions that are kept."""
+    """Returns a forward() for a rotary embedding that keeps the results of `plain` for kept positions."""
     tables: dict[Any, Any] = {}
 
     @functools.wraps(plain)
@@ -101,7 +101,7 @@ def _keeping(plain: Callable, positions: _Positions) -> Callable:
 
 
 def _kept(values: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """Returns the tensors under `key`, made again if a model or a hook has changed them in place."""
+    """Returns the tensors under `key`, and makes them again if a model or a hook has changed them in place."""
     if key not in values or any(tensor._version for tensor in tensors_in(values[key])):
         if len(values) == MOST:
             values.clear()
@@ -110,7 +110,7 @@ def _kept(values: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
 
 
 def _is_static(rotary: Any) -> bool:
-    """Returns True for an embedding that computes the same for the same positions."""
+    """Returns True for an embedding whose results depend only on the positions."""
     if not isinstance(rotary, nn.Module) or "forward" in vars(rotary):
         return False
     kinds = getattr(rotary, "rope_type", None)

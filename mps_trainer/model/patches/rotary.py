@@ -73,7 +73,7 @@ def _fits(q: Any, k: Any, cos: Any, sin: Any) -> bool:
 
 
 class _Signed:
-    """Returns sines with the signs of `_signed`, and keeps the last: all layers of a model get the same sines."""
+    """Returns `_signed(sin)`, and keeps the last result, because all layers of a model get the same sines."""
 
     def __init__(self) -> None:
         self._sin: torch.Tensor | None = None
@@ -81,7 +81,7 @@ class _Signed:
         self._signed: torch.Tensor | None = None
 
     def __call__(self, sin: torch.Tensor) -> torch.Tensor:
-        if sin.is_inference() or torch.is_inference_mode_enabled():  # autograd could not use these again
+        if sin.is_inference() or torch.is_inference_mode_enabled():  # autograd cannot use tensors of inference mode
             return _signed(sin)
         if self._signed is None or sin is not self._sin or sin._version != self._version:
             self._sin, self._version, self._signed = sin, sin._version, _signed(sin)

@@ -81,9 +81,9 @@ def last_layer(classifier: Any) -> nn.Module | None:
 
 
 def _is_by_token(module: nn.Module) -> bool:
-    """Returns True if a module is of a package that computes each token by itself, and so is its forward pass."""
+    """Returns True if a module and its forward() are from a package that computes each token by itself."""
     kind: Any = type(module)
-    home = getattr(kind.forward, "__globals__", {}).get("__name__", "")  # a user may have given the class their own
+    home = getattr(kind.forward, "__globals__", {}).get("__name__", "")  # a user may have replaced the method
     return kind.__module__.startswith(_BY_TOKEN) and home.startswith((*_BY_TOKEN, "torch.nn."))
 
 
@@ -127,7 +127,7 @@ def _asking_for_first_token(plain: Any) -> Any:
 
 
 def _attention_of(layer: Any) -> Any:
-    """Returns the function that computes the attention of a layer; users may have put their own in its place."""
+    """Returns the function that computes a layer's attention, which users may have replaced."""
     attention = layer.attention.self
     home: Any = sys.modules[type(attention).__module__]
     kind = attention.config._attn_implementation

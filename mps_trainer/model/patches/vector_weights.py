@@ -1,4 +1,4 @@
-"""Gives the linear layers of D-FINE and DEIMv2 that have a weight of one dimension a second one during a run on mps.
+"""Adds a second dimension to the one-dimensional linear weights of D-FINE and DEIMv2 during a run on mps.
 
 mps has no gradients of such a layer (pytorch issue 189565): these two models could not be trained there at all.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# Both reshape what the layer returns, so that the size of 1 that the matrix adds is gone again.
+# Both reshape the layer's output, which removes the extra dimension of size 1.
 _CLASSES = {
     "transformers.models.d_fine.modeling_d_fine": "DFineIntegral",
     "transformers.models.deimv2.modeling_deimv2": "Deimv2Integral",
@@ -22,7 +22,7 @@ _CLASSES = {
 
 @contextlib.contextmanager
 def vector_weights_as_matrices(model: nn.Module, applies: bool) -> Iterator[None]:
-    """Passes the weight of one dimension as a matrix of one row inside, if `applies`."""
+    """Inside, passes the one-dimensional weight as a matrix of one row, if `applies`."""
     classes = [getattr(sys.modules.get(name), kind, None) for name, kind in _CLASSES.items()]
     with contextlib.ExitStack() as hooks:
         for module in model.modules() if applies else ():
