@@ -12,6 +12,7 @@ from ..distributed.ddp import inside, is_current, replicated
 from ..distributed.fsdp import sharded
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+from ..utils.compiled import inside_compiled
 from .activation_checkpointing import checkpoint_settings
 from .introspection import is_offloaded, spans_devices
 
@@ -38,11 +39,12 @@ def wrapped(
 
 
 def _compiled(model: nn.Module, previous: nn.Module, args: TrainingArguments) -> nn.Module:
-    if getattr(inside(previous), "_orig_mod", None) is model:
-        return inside(previous)
+    compiled: Any = inside(previous)
+    if compiled is not model and inside_compiled(compiled) is model:
+        return compiled
     backend, mode = args.torch_compile_backend or "inductor", args.torch_compile_mode
     try:
-        compiled: Any = torch.compile(model, backend=backend, mode=mode)
+        compiled = torch.compile(model, backend=backend, mode=mode)
     except RuntimeError as error:  # no such mode, no such backend
         raise MisconfigurationException(
             f"torch_compile_backend={backend!r} with torch_compile_mode={mode!r} cannot be used: {error} Leave out "
