@@ -24,6 +24,7 @@ from ..distributed import Processes
 from ..distributed.ddp import inside
 from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model, without_adapters
+from ..utils.compiled import inside_compiled
 from ..utils.nested import find_batch_size
 from ..utils.overrides import Overrides
 
@@ -326,7 +327,7 @@ class UpdateLoss:
                 items = items.to(next((each.device for each in inputs.values() if torch.is_tensor(each)), None))
             watched = _Watched.copy(items)
             try:
-                outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
+                outputs = inside_compiled(model)(**inputs, num_items_in_batch=watched)
             except TypeError as error:
                 if "unexpected keyword argument 'num_items_in_batch'" not in str(error):
                     raise
@@ -334,7 +335,7 @@ class UpdateLoss:
                 return model(**inputs)
             self.model_uses_items = watched.was_used
             return outputs
-        is_compiled = hasattr(model, "_orig_mod")  # it would compile again for each plain number
+        is_compiled = hasattr(inside(model), "_orig_mod")  # it would compile again for each plain number
         if not is_compiled and type(base_model(model)).__module__.startswith("transformers."):
             num_items = _as_number(num_items)
         return model(**inputs, num_items_in_batch=num_items)

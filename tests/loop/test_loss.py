@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
@@ -235,6 +236,36 @@ def test_the_first_batch_of_compiled_code_is_run_uncompiled():
     assert (loss.model_uses_items, model.calls) == (True, 0)
     loss.forward(model, {"x": torch.tensor([8.0])}, torch.tensor([8.0]))
     assert model.calls == 1
+
+
+class Replica(DistributedDataParallel):
+    """Stands in for a replica, without a group of processes."""
+
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+def test_compiled_code_in_a_replica_gets_no_plain_number():
+    given = []
+
+    class Model(nn.Module):
+        def forward(self, x, num_items_in_batch=None):
+            given.append(num_items_in_batch)
+            return {"loss": x.sum() / num_items_in_batch}
+
+    Model.__module__ = "transformers.models.some"
+    compiled = nn.Module()
+    compiled._orig_mod = Model()
+    compiled.forward = compiled._orig_mod.forward
+    model = Replica(compiled)
+    loss = loss_with(model=model)
+    for _ in range(2):
+        loss.forward(model, {"x": torch.tensor([8.0])}, torch.tensor(8))
+    assert all(map(torch.is_tensor, given))
 
 
 class Others:
