@@ -80,7 +80,7 @@ class Predictions:
         """Adds a batch of `size` examples, whose mean loss counts once for each of them."""
         losses = None if loss is None else loss.repeat(size)
         values = (losses, predictions, labels, inputs) if self._keeps_outputs else (losses,)
-        if self._keeps_outputs and predictions is not None:
+        if self._keeps_outputs and self._joins and predictions is not None:
             self._check_alike(predictions)
         for batches, value in zip(self._on_device, values, strict=False):
             if value is not None:

@@ -131,9 +131,14 @@ ROWS = torch.ones(3, 4)
         ),
     ],
 )
-def test_batches_whose_outputs_differ_in_kind_are_refused_at_once(first, second, says):
+def test_joined_batches_whose_outputs_differ_in_kind_are_refused_at_once(first, second, says):
     kept = empty()
     kept.add(None, 3, first, None, None)
     text = refusal(kept.add, None, 3, second, None, None, kind=TypeError)
     assert f"The model's outputs are {says}, counted from 0" in text
     assert "missing or None in some batches. Return it for each, or leave it out with ignore_keys" in text
+
+
+def test_batches_that_are_not_joined_may_have_other_outputs():
+    found = collected([(torch.ones(3), torch.ones(3)), torch.ones(3)], join=False)
+    assert [type(batch) for batch in found] == [tuple, np.ndarray]
