@@ -338,12 +338,13 @@ class Checkpoints:
         elif processes.all_reduce_max([not os.path.isdir(self._absolute(best))])[0]:
             logger.warning("load_best_model_at_end: %s is gone, so the last weights are kept.", best)
         else:
-            if os.path.basename(best) != os.path.basename(folders.checkpoint_folder("", state.best_global_step or 0)):
+            step = state.best_global_step  # early releases of transformers did not save it
+            if step is not None and os.path.basename(best) != folders.checkpoint_folder("", step):
                 logger.warning(
                     "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the weights of "
                     "the best checkpoint, %s, are loaded. Give save_steps the value of eval_steps, or use "
                     "save_strategy='best'.",
-                    state.best_global_step,
+                    step,
                     best,
                 )
             loading.load_weights(self._trainer.model, self._absolute(best))

@@ -125,6 +125,15 @@ def test_a_best_evaluation_without_a_checkpoint_is_a_warning(trained, caplog):
     assert "checkpoint-2, are loaded. Give save_steps the value of eval_steps" in caplog.text
 
 
+def test_a_best_checkpoint_whose_step_was_not_saved_is_loaded_without_a_warning(trained, caplog):
+    settings = {"max_steps": 2, "save_steps": 1, "load_best_model_at_end": True, **BEST}
+    run = trained({"compute_metrics": scores(9, 1)}, **settings)
+    run.state.best_global_step = None  # as in checkpoints of early releases of transformers
+    caplog.clear()
+    run._mt_checkpoints.load_best()
+    assert "load_best_model_at_end" not in caplog.text
+
+
 def test_without_a_metric_that_is_a_number_there_is_no_best_and_the_warning_says_so(trained, caplog):
     given = {"compute_metrics": scores(math.nan, math.nan)}
     trained(given, max_steps=2, save_steps=1, load_best_model_at_end=True, **BEST)
