@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import logging
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
+from transformers import BatchEncoding
 from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker
 
 from ..errors import MisconfigurationException
@@ -76,7 +78,7 @@ def make_dataloader(
 def _check_has_rows(dataset: Any, what: str) -> None:
     """Raises MisconfigurationException if the rows of `dataset` have names instead of numbers."""
     kind = type(dataset).__name__
-    if isinstance(dataset, Mapping) and 0 not in dataset:
+    if isinstance(dataset, Mapping) and not _has_first_row(dataset):
         names = list(dataset)
         if dataset and all(isinstance(column, (list, np.ndarray, torch.Tensor)) for column in dataset.values()):
             raise MisconfigurationException(
@@ -93,6 +95,17 @@ def _check_has_rows(dataset: Any, what: str) -> None:
             f"{what} is a {library} DataFrame, whose rows have no numbers for the Trainer. Make a dataset of it with "
             f"datasets.Dataset.from_{library}(frame)."
         )
+
+
+def _has_first_row(dataset: Mapping[Any, Any]) -> bool:
+    """Returns True for a dictionary of rows by number, and for a dataset whose class is one of dictionaries."""
+    if isinstance(dataset, (BatchEncoding, collections.defaultdict)):  # these may answer to 0 without having rows
+        return 0 in dataset
+    try:
+        dataset[0]
+    except (KeyError, TypeError):
+        return False
+    return True
 
 
 def loading_settings(args: TrainingArguments) -> dict[str, Any]:

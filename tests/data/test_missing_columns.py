@@ -362,6 +362,20 @@ def test_data_that_has_no_rows_by_number_is_refused(make_trainer, data, says, wo
     assert re.search(says, text), text
 
 
+class NamedRows(dict):
+    """A dataset whose class is one of dictionaries: facts by name, rows by number."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, key):
+        return super().__getitem__(key) if isinstance(key, str) else {"x": torch.ones(4), "labels": 0}
+
+
+def test_a_dataset_that_is_also_a_dictionary_trains(make_trainer):
+    assert make_trainer({"train_dataset": NamedRows(source="a table")}, max_steps=1).train().global_step == 1
+
+
 def test_a_dictionary_with_row_numbers_is_a_dataset(make_trainer):
     rows = {i: {"x": torch.ones(4), "labels": 0} for i in range(8)}
     assert make_trainer({"train_dataset": rows}, max_steps=1).train().global_step == 1
