@@ -53,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     with when_imported(__name__, {"torch": activate}, before=_hide_cuda):
         _check_machine_and_memory(arguments.memory)
         status = run_script(arguments.script, arguments.arguments, arguments.module)
+        if not devices and "torch._C" in sys.modules:  # its import failed, which the script's traceback shows
+            return status
         importlib.import_module("torch")  # if the script has not
     report = devices[0].report()
     print(report, file=sys.stderr)
