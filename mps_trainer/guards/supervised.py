@@ -74,7 +74,8 @@ class SupervisedRun:
             self._progress = Progress(folder, call, was_empty=was_empty)
             self._write(self._file)
             with contextlib.suppress(FileNotFoundError):
-                self._supervisor = os.open(os.path.join(self._notes, ALIVE), os.O_RDONLY | os.O_NONBLOCK)
+                no_wait = getattr(os, "O_NONBLOCK", 0)  # Windows has neither this nor the pipe
+                self._supervisor = os.open(os.path.join(self._notes, ALIVE), os.O_RDONLY | no_wait)
 
     def checkpoint_to_resume(self, output_dir: str, processes: Processes) -> str | None:
         """Returns the newest whole checkpoint that the run has saved before a restart, the same in all processes.
