@@ -208,6 +208,7 @@ def write_model_files(
     os.makedirs(folder, exist_ok=True)
     if state_dict is None:
         with uncompiled(model) as inner:
+            check_extra_states(inner)
             _write_weights_and_config(inner, folder, None)
     else:  # may run in a thread while another one trains the model
         _write_weights_and_config(inside_compiled(model), folder, state_dict)
@@ -215,7 +216,6 @@ def write_model_files(
 
 
 def _write_weights_and_config(inner: Any, folder: str, state_dict: dict[str, Any] | None) -> None:
-    check_extra_states(inner)
     if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
         given = {} if state_dict is None else {"state_dict": state_dict}
         # transformers writes in the first process only, and with save_on_each_node the first one of each machine does

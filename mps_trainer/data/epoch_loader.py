@@ -360,11 +360,12 @@ def load_in_parts(loader: EpochLoader, rows: Sequence[int], most: int) -> list[A
     """
     drawn, dataset = rng_state(), loader.dataset
     fetch = getattr(dataset, "__getitems__", None)
-    found = fetch(list(rows)) if callable(fetch) else [dataset[row] for row in rows]
-    count = -(-len(rows) // most)
-    parts = [loader.collate_fn(evenly(found, number, count)) for number in range(count)]
-    set_rng(drawn)
-    return parts
+    try:
+        found = fetch(list(rows)) if callable(fetch) else [dataset[row] for row in rows]
+        count = -(-len(rows) // most)
+        return [loader.collate_fn(evenly(found, number, count)) for number in range(count)]
+    finally:
+        set_rng(drawn)
 
 
 def _indices(batches: Iterator[Any]) -> Iterator[Any] | None:
