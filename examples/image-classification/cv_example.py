@@ -27,7 +27,7 @@ class Arguments:
     cpu: bool = False
     checkpointing_steps: str | None = None  # save a checkpoint every so many steps, or after each `epoch`
     with_tracking: bool = False  # log to every tracker that is installed
-    project_dir: str = "logs"  # where TensorBoard's files go
+    project_dir: str = "logs"  # TensorBoard writes its files there
 
 
 DEFAULTS = {"per_device_train_batch_size": 64, "per_device_eval_batch_size": 64, "logging_steps": 10}

@@ -109,7 +109,7 @@ def same_draws_twice() -> tuple[contextlib.AbstractContextManager[Any], contextl
 
     While torch.compile traces a graph, it returns dispatch modes, the only contexts that torch takes there.
     """
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # as torch checks it
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # torch checks it so
         return create_selective_checkpoint_contexts(_keep_draws)
     drawn_from: list[torch.Tensor] = []
 

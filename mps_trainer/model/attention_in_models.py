@@ -106,7 +106,7 @@ def _has_attention_of_others(layer: nn.Module, kind: str) -> bool:
     named = [forward.__globals__.get(name) for name in names]
     functions = [each for each in named if isinstance(each, FunctionType) and not is_of_transformers(each)]
     is_given = any("mask" in argument for each in functions for argument in arguments_of(each))
-    return is_given or "eager" in ALL_ATTENTION_FUNCTIONS  # where transformers registers none
+    return is_given or "eager" in ALL_ATTENTION_FUNCTIONS  # transformers registers none
 
 
 def _is_masked_by_others(layer: nn.Module) -> bool:
@@ -213,7 +213,7 @@ class _Chunks:
             **kwargs: Any,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            causal = bool(causal) and query.shape[2] > 1 and not is_eager  # as sdpa does; eager only applies its mask
+            causal = bool(causal) and query.shape[2] > 1 and not is_eager  # eager only applies its mask
             mask = None
             if _is_ordinary(module, query, key, value, dropout, scaling, is_eager):
                 mask = self._mask_for(module, query, key, attention_mask, causal, is_eager)
@@ -222,7 +222,7 @@ class _Chunks:
             reason = "" if mask is None else self._why_not(module, mask, scaling, used, taken, is_eager)
             if mask is not None and not reason:
                 scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-                share = 0.0 if is_eager and not module.training else dropout  # as in eager_attention_forward
+                share = 0.0 if is_eager and not module.training else dropout  # eager_attention_forward does so
                 return chunked_attention(query, key, value, mask, scale, share), None
             if reason:
                 self._tell(

@@ -15,7 +15,7 @@ from . import waits
 from .conftest import reads
 from .waits import FREE, WAITING, Given
 
-DEVICE = torch.device("cpu")  # which stands for mps
+DEVICE = torch.device("cpu")  # it stands for mps
 GIVEN = Given("cpu")
 
 

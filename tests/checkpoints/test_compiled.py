@@ -95,7 +95,7 @@ def test_weights_with_the_names_of_wrappers_are_loaded(trained, tmp_path, settin
     first = trained(parts(kind, "not"), output_dir=str(tmp_path / "first"), **settings)
     folder = tmp_path / "first" / "checkpoint-2"
     [file] = folder.glob("*model.safetensors")
-    saved = load_file(file)  # as transformers names them
+    saved = load_file(file)  # transformers uses the same names
     renamed = {re.sub("(block|encoder)[.]", r"\1._orig_mod.", name): tensor for name, tensor in saved.items()}
     assert renamed.keys() != saved.keys()
     save_file(renamed, file, metadata={"format": "pt"})

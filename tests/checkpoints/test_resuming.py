@@ -128,7 +128,7 @@ def test_a_best_evaluation_without_a_checkpoint_is_a_warning(trained, caplog):
 def test_a_best_checkpoint_whose_step_was_not_saved_is_loaded_without_a_warning(trained, caplog):
     settings = {"max_steps": 2, "save_steps": 1, "load_best_model_at_end": True, **BEST}
     run = trained({"compute_metrics": scores(9, 1)}, **settings)
-    run.state.best_global_step = None  # as in checkpoints of early releases of transformers
+    run.state.best_global_step = None  # early releases of transformers save none
     caplog.clear()
     run._mt_checkpoints.load_best()
     assert "load_best_model_at_end" not in caplog.text

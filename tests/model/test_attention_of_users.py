@@ -168,7 +168,7 @@ def test_a_function_that_wraps_the_one_it_finds_in_a_run_computes_without_chunks
     torch.testing.assert_close(model(**given).loss, during)
     assert abs(during - expected) > 1e-3
     assert not calls
-    AttentionInterface.register("sdpa", found)  # as it was
+    AttentionInterface.register("sdpa", found)  # restores it
     assert is_of_transformers(ALL_ATTENTION_FUNCTIONS["sdpa"])
     assert torch.equal(model(**given).loss, expected)
     with in_models.attention_chunked(1, model):

@@ -36,7 +36,7 @@ def decorated(model):
     def traced(*args, **kwargs):
         return forward(*args, **kwargs)
 
-    del traced.__wrapped__  # as decorators without functools.wraps
+    del traced.__wrapped__  # decorators without functools.wraps set none
     model.forward = traced
     return model
 
