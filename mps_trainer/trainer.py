@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers.training_args  # noqa: F401 - the enums that the arguments take their members from
@@ -37,6 +37,7 @@ from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import make_folder, own_run_folder
 from .checkpoints.rng import read_rng, set_rng
+from .compat import Compat
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
@@ -83,7 +84,6 @@ from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
 from .reports.recorder import compare_trials
 from .training_args import TrainingArguments
-from .utils.overrides import Overrides
 from .utils.terminal import lost_output_ignored
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,7 @@ class Trainer:
     _trial: Any = None
     _signature_columns: list[str] | None = None  # these may reach the model; None until they are asked for
     _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
+    _mt_methods: ClassVar[dict[str, Any]] = {}
     _mt_created_with: float | None = None  # the learning rate that the optimizer from here was created with
     _mt_run: TrainingRun | None = None  # the one that is under way
     _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
@@ -162,7 +163,7 @@ class Trainer:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
         trainer_checks.check_arguments(args)
         trainer_checks.check_subclass(type(self))
-        self._mt_overrides = Overrides.of(self, _METHODS)
+        self._mt_compat = Compat.of(self)
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
@@ -185,8 +186,7 @@ class Trainer:
         trainer_checks.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
         trainer_checks.check_processes(args, self._mt_processes)
         trainer_checks.check_sharding(args, self._mt_processes, model, optimizers)
-        has_own_loader = self._mt_overrides.has("get_eval_dataloader")
-        trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, has_own_loader)
+        trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, self._mt_compat.gives_eval_loader)
         trainer_checks.check_training(args, train_dataset, data_collator)
 
         self._mt_memory_guard = make_guard(args)
@@ -243,8 +243,8 @@ class Trainer:
         trainer_checks.check_not_training(self.is_in_train)
         free_deleted(self.args.device, self.model, self.optimizer)
         self._memory_tracker.start()
-        self._mt_overrides = Overrides.of(self, _METHODS)
-        if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):
+        self._mt_compat = Compat.of(self)
+        if self.train_dataset is None and not self._mt_compat.gives_train_loader:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
@@ -469,7 +469,7 @@ class Trainer:
         Autocast covers only the model's own forward: your `compute_loss` receives and computes float32.
         """
         masks = self._mt_attention_masks
-        if not self._mt_overrides.has("autocast_smart_context_manager"):
+        if not self._mt_compat.autocasts:
             return masks.in_use() if masks.applies else contextlib.nullcontext()
         stack = contextlib.ExitStack()
         if masks.applies:
@@ -789,6 +789,8 @@ class Trainer:
         trainer_checks.check_has_model(self.model)
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
             return evaluate_each(self, eval_dataset, metric_key_prefix, ignore_keys=ignore_keys)
+        if not self.is_in_train:
+            self._mt_compat = Compat.of(self)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = evaluate_dataset(
@@ -810,6 +812,8 @@ class Trainer:
     ) -> PredictionOutput:
         """Returns predictions for `test_dataset`, with labels and metrics if it has labels; logs nothing."""
         trainer_checks.check_has_model(self.model)
+        if not self.is_in_train:
+            self._mt_compat = Compat.of(self)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = evaluate_dataset(
@@ -1246,4 +1250,5 @@ class Trainer:
         return self.args.process_index == 0
 
 
-_METHODS = {name: getattr(Trainer, name) for name in vars(Trainer)}  # a library may patch the class later on
+# `Compat` compares with these, because a library may patch the class later on
+Trainer._mt_methods = {name: getattr(Trainer, name) for name in vars(Trainer)}
