@@ -322,7 +322,7 @@ def compare_trials(folder: str, begun: float) -> None:
         _warn(folder, error)
 
 
-_SIMULATOR = "mps_trainer.simulator.session"
+_SIMULATOR = "mps_trainer.tools.simulator.session"
 _WARNING = re.compile(r"The operator '([^']+)' is not currently supported on the MPS backend")
 
 
