@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...callbacks.events import Events
 from ...checkpoints.checkpoints import Checkpoints
 from ...data.transfer import BatchTransfer
 from ...devices import DeviceRequest, gather_facts, resolve
@@ -83,7 +82,6 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # mps applies them
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
-    stand_in._mt_events = Events(stand_in)
     stand_in.callback_handler = handler
     stand_in._mt_checkpoints = Checkpoints(stand_in, args.output_dir)
     stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
