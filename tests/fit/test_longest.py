@@ -118,7 +118,7 @@ def test_operations_are_those_of_the_products_and_add_up(make_args):
 @pytest.mark.parametrize("rows", [7, 16, LENGTH])
 def test_operations_of_attention_in_chunks_are_those_of_all_blocks(make_args, monkeypatch, rows):
     """The forward pass of all blocks, their second one in the backward pass, and four products there."""
-    monkeypatch.setattr("mps_trainer.model.attention.ROWS", rows)
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.ROWS", rows)
     model, cost = cost_of(make_args, chunked_attention=True)
     _, plain = cost_of(make_args)
     blocks = [(start, min(start + rows, LENGTH)) for start in range(0, LENGTH, rows)]

@@ -11,9 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import masking_utils
 
 from mps_trainer.devices.large_products import product
-from mps_trainer.model import attention
-from mps_trainer.model.attention import chunked_attention
 from mps_trainer.model.attention_masks import ChunkedMask, GivenMask, Reach, reach_of
+from mps_trainer.model.chunked_attention import chunked_attention
 from tests.model.conftest import Results
 
 CAUSAL = masking_utils.causal_mask_function
@@ -48,8 +47,8 @@ if hasattr(masking_utils, "packed_sequence_compatibility_function"):  # newer th
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(attention, "ROWS", 5)
-    monkeypatch.setattr(attention, "BLOCK", 5 * LENGTH * 2 * 2 * 8)
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.ROWS", 5)
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.BLOCK", 5 * LENGTH * 2 * 2 * 8)
 
 
 def whole(visible, batch, queries, keys):
@@ -100,7 +99,7 @@ def test_every_mask_equals_plain_attention(name):
 def test_hidden_blocks_are_not_computed(monkeypatch):
     sizes = []
     product = torch.bmm
-    monkeypatch.setattr(attention, "BLOCK", 2**20)
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.BLOCK", 2**20)
     monkeypatch.setattr(torch, "bmm", lambda one, other: sizes.append(other.shape[-1]) or product(one, other))
     inputs = [each.detach() for each in tensors(heads=2, queries=20, keys=20)]
     for visible, keys in ((CAUSAL, [5, 10, 15, 20]), (MASKS["window"][0], [5, 8, 8, 8])):
@@ -140,8 +139,8 @@ def test_any_shape_and_mask_equals_plain_attention(
     seen = whole(visible, batch, queries, keys)
     counts = seen.any(-1)[:, 0, :, None, None]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "ROWS", rows)
-        patch.setattr(attention, "BLOCK", block)
+        patch.setattr("mps_trainer.model.chunked_attention.ROWS", rows)
+        patch.setattr("mps_trainer.model.chunked_attention.BLOCK", block)
         found = chunked_attention(*inputs, chunked(visible, batch, queries, keys), size**-0.5) * counts
         found_gradients = gradients(found, inputs)
 

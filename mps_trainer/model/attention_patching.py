@@ -21,7 +21,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
-from .attention import chunked_attention
 from .attention_masks import ChunkedMask, GivenMask, reach_of, with_copies
 from .attention_registries import (
     ATTENTION,
@@ -32,6 +31,7 @@ from .attention_registries import (
     is_of_transformers,
     lookups_replaced,
 )
+from .chunked_attention import chunked_attention
 
 logger = logging.getLogger(__name__)
 
