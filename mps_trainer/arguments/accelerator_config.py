@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import sys
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MisconfigurationException, NotAnObjectError
 from .checks import coerce
 from .fields import declarations
 from .readers import check_keys, read_mapping_or_file
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
 
 
 @dataclass
@@ -76,3 +79,19 @@ def accelerator_config(name: str, value: Any) -> AcceleratorConfig:
             "beforehand, with accelerate.PartialState(), or leave it out: with one process it has no effect."
         )
     return config
+
+
+def accumulation_steps(args: TrainingArguments) -> int:
+    """Returns how many batches make an update, from `accelerator_config` or `gradient_accumulation_steps`.
+
+    Raises:
+        MisconfigurationException: if both are given.
+    """
+    config: Any = args.accelerator_config
+    steps: int | None = (config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if steps is not None and args.gradient_accumulation_steps > 1:
+        raise MisconfigurationException(
+            "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
+            "both say how many batches make an update. Leave one of them out."
+        )
+    return steps or args.gradient_accumulation_steps

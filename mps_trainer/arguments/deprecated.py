@@ -3,6 +3,8 @@
 Each deprecated name does what it always did, says once what to write instead, and is then spent: its value has moved
 to the new name, so that copying the arguments does not warn again. Only logging_dir has no new name among the
 arguments and keeps its value.
+
+The Trainer's own deprecated name, `tokenizer`, is here too.
 """
 
 from __future__ import annotations
@@ -172,6 +174,36 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
         args.warmup_ratio = spent
     if args.logging_dir is not None:
         _warn(args, declared["logging_dir"])
+
+
+def processing_class_from(processing_class: Any, tokenizer: Any) -> Any:
+    """Returns the one that a Trainer was given, and warns about the deprecated name `tokenizer`.
+
+    Raises:
+        MisconfigurationException: if the two differ.
+    """
+    if tokenizer is None:
+        return processing_class
+    warnings.warn(
+        f"`Trainer(tokenizer=...)` is deprecated and will be removed in mps_trainer {DROPPED_IN}. "
+        "Use `processing_class`.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    if processing_class is not None and processing_class is not tokenizer:
+        raise MisconfigurationException(
+            "tokenizer and processing_class are the same argument: give only processing_class."
+        )
+    return tokenizer
+
+
+def warn_of_tokenizer() -> None:
+    """Warns about the deprecated attribute `tokenizer` of a Trainer."""
+    warnings.warn(
+        f"`Trainer.tokenizer` is deprecated and will be removed in mps_trainer {DROPPED_IN}. Use `processing_class`.",
+        FutureWarning,
+        stacklevel=3,
+    )
 
 
 def _warn(args: Any, field: Declaration) -> None:
