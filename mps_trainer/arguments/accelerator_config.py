@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import sys
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import MisconfigurationException, NotAnObjectError
 from .checks import coerce
 from .fields import declarations
 from .readers import check_keys, read_mapping_or_file
-
-if TYPE_CHECKING:
-    from ..training_args import TrainingArguments
 
 
 @dataclass
@@ -81,7 +78,7 @@ def accelerator_config(name: str, value: Any) -> AcceleratorConfig:
     return config
 
 
-def accumulation_steps(args: TrainingArguments) -> int:
+def accumulation_steps(args: Any) -> int:
     """Returns how many batches make an update, from `accelerator_config` or `gradient_accumulation_steps`.
 
     Raises:
