@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mps_trainer import Trainer
 from mps_trainer.fit import estimate
-from mps_trainer.fit.chips import CHIPS, Chip, least_seconds
-from mps_trainer.fit.fit_report import SIZES
-from mps_trainer.fit.longest import MOST, STEP, longest, longest_texts
-from mps_trainer.fit.step import StepCost, as_on_mps, largest_batch, measure_step
+from mps_trainer.tools.fit.chips import CHIPS, Chip, least_seconds
+from mps_trainer.tools.fit.fit_report import SIZES
+from mps_trainer.tools.fit.longest import MOST, STEP, longest, longest_texts
+from mps_trainer.tools.fit.step import StepCost, as_on_mps, largest_batch, measure_step
 from tests.conftest import refusal
 from tests.fit.test_estimate import LENGTH, image, llama, text, vit
 from tests.tiny import tiny
