@@ -23,7 +23,6 @@ from .introspection import base_model
 from .large_product_warning import told_of_large_products
 from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, has_large_logits, logits_deferred
-from .patches.fast_dropout import fast_dropout
 from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
 from .patches.rotary import rotations_in_few_kernels
@@ -84,7 +83,6 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
     with (
         noisy_embeddings(model, trainer.neftune_noise_alpha),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
-        fast_dropout(args.fast_dropout and device.type == "cpu" and not args.torch_compile),
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),
