@@ -56,7 +56,7 @@ from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import evaluate_dataset, evaluate_each, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
-from .guards.memory import free_deleted, make_guard, release_buffers
+from .guards.memory import make_guard, release_buffers
 from .guards.memory_errors import PLACING, TRAINING, explained
 from .guards.supervised import SupervisedRun, supervised
 from .hub import card, upload
@@ -243,7 +243,6 @@ class Trainer:
         """
         refuse_in_starting_process()
         trainer_checks.check_not_training(self.is_in_train)
-        free_deleted(self.args.device, self.model, self.optimizer)
         self._memory_tracker.start()
         self._mt_overrides = Overrides.of(self, _METHODS)
         if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):
@@ -1192,7 +1191,7 @@ class Trainer:
 
     # Events
 
-    @functools.cached_property
+    @property
     def _mt_events(self) -> Events:
         return Events(self)
 

@@ -10,7 +10,7 @@ from ..data.epoch_loader import length_of, num_examples
 from ..data.plan import StepPlan
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
-from ..model.attention_in_models import describe_attention
+from ..model.attention_patching import describe_attention
 from ..utils.text import choice_text, counted, format_bytes
 
 logger = logging.getLogger(__name__)

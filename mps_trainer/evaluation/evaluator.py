@@ -46,6 +46,7 @@ class EvaluatedTrainer(MeasuredTrainer, Protocol):
     eval_dataset: Any
     optimizer: Any
     callback_handler: Any
+    processing_class: Any
     preprocess_logits_for_metrics: Any
     place_model_on_device: bool
     model_preparation_time: float | None
@@ -138,7 +139,8 @@ def run_evaluation(
         results = metrics_of(losses, predictions, labels, inputs)
     metrics_of.warn_if_never_called()
     if (report := trainer._mt_events.report) is not None and description == "Evaluation":
-        report.predicted(predictions, labels, None if order is None and not is_sequential(loader) else loader.dataset)
+        dataset = None if order is None and not is_sequential(loader) else loader.dataset
+        report.predicted(predictions, labels, dataset, trainer.model, trainer.processing_class)
     loss = mean_loss(losses, args.logging_nan_inf_filter)
     metrics = named_metrics(results, prefix, loss, trainer.model_preparation_time)
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=metrics, num_samples=seen)

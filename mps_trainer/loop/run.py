@@ -28,6 +28,7 @@ from ..distributed.ddp import inside, is_current, no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
+from ..reports.recorder import begin_report
 from ..search import set_state
 from .batch_halving import MicrobatchSplitter, sizes_to_begin_with
 from .batch_source import BatchSource
@@ -216,7 +217,7 @@ class TrainingRun:
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
             self.run_state.postponed.append("stop")  # the run died after a callback had ended it
         self.events.fire("on_train_begin")
-        self.events.begin_report()
+        self.begin_report()
         for text in self.trainer._mt_overrides.texts():
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
@@ -230,6 +231,20 @@ class TrainingRun:
         if epoch_end_is_due or (was_postponed and control.should_training_stop and not state.epoch_has_ended):
             self.end_epoch()
         return not ((epoch_end_is_due or was_postponed) and self.trainer.control.should_training_stop)
+
+    def begin_report(self) -> None:
+        trainer, supervised = self.trainer, self.trainer._mt_supervised
+        report = begin_report(
+            trainer._mt_checkpoints.run_dir,
+            self.args,
+            trainer.state,
+            trainer.model,
+            loader=self.loader,
+            update_size=self.update_size,
+            resume_from=self.resume_from,
+            restarts=() if supervised is None else supervised.restarts,
+        )
+        self.events.report_to(report)
 
     def end_epoch(self) -> None:
         self.batch_source.restore_rng()

@@ -18,7 +18,7 @@ from ..utils.attributes import attributes_replaced
 from ..utils.overrides import Overrides
 from .activation_checkpointing import enable_activation_checkpointing
 from .adapters import check_sparse_adapters
-from .attention_in_models import attention_chunked, shortest_chunked
+from .attention_patching import attention_chunked, shortest_chunked
 from .introspection import base_model
 from .large_product_warning import told_of_large_products
 from .patches.contiguous import make_contiguous, warn_of_known_faults
