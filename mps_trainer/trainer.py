@@ -37,7 +37,9 @@ from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
+from .checkpoints.manifest import STATE
 from .checkpoints.output_folder import make_folder, own_run_folder
+from .checkpoints.resume import checkpoint_to_resume
 from .checkpoints.rng import read_rng, set_rng
 from .compat import Compat
 from .data import dataloaders
@@ -276,7 +278,7 @@ class Trainer:
         ):
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
             trainer_checks.check_same_data(self, processes)
-            resume_from = self._mt_checkpoints.to_resume(resume_from_checkpoint)
+            resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, self._mt_supervised, processes)
             with prepared_for_training(self):
                 return TrainingRun(self, trial, resume_from).train()
 
@@ -1192,7 +1194,7 @@ class Trainer:
         self.save_model(folder, _internal_call=True)
         if self.args.should_save:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
-            self._mt_savable_logs.save(self.state, os.path.join(folder, folders.STATE))
+            self._mt_savable_logs.save(self.state, os.path.join(folder, STATE))
             self._mt_checkpoints.save_states(folder, OPTIMIZER, SCHEDULER)
 
     def _get_output_dir(self, trial: Any) -> str:
