@@ -91,8 +91,7 @@ def run_evaluation(
     is_uneven = trainer.is_fsdp_enabled and not is_even  # each pass of a sharded model waits for all processes
     check, in_order = BatchCheck(base_model(model)), is_sequential(loader) and not is_shared
     batches = with_last(host_batches(loader))
-    is_seen = trainer._mt_overrides.has("prediction_step", "_prepare_inputs", "_prepare_input")
-    is_seen |= by_batch and "inputs" in args.include_for_metrics
+    is_seen = trainer._mt_compat.evaluation_sees_batches or (by_batch and "inputs" in args.include_for_metrics)
     moves_batches = is_seen and args.device.type != "cpu"  # transformers' loaders move them, so an override need not
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
 

@@ -55,9 +55,9 @@ class MicrobatchSplitter:
         self.trainer, self.run_state, self.gradients, self.batch_size = trainer, run_state, gradients, batch_size
         self.history, self.moves_loaded = history, moves_loaded
         self._most_rows, self._rows_are_examples = most_rows, True
-        self._loads_again = not trainer._mt_overrides.has("split_batch")
+        self._loads_again = not trainer._mt_compat.splits_batches
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
-        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_overrides.has("compute_loss")
+        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
         self._has_warned = False
 
     def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], batches: list[Any], num_items: Any) -> None:

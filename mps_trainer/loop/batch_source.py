@@ -66,7 +66,7 @@ class BatchSource:
         """
         if self._pending is None:
             return
-        if self._folder is not None and self._trainer._mt_overrides.has("_load_rng_state"):
+        if self._folder is not None and self._trainer._mt_compat.restores_rng:
             self._trainer._load_rng_state(self._folder)
         else:
             set_rng(self._pending, self._generators)

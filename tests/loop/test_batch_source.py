@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from mps_trainer.checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state, set_rng
+from mps_trainer.compat import Compat
 from mps_trainer.distributed import Processes
 from mps_trainer.loop.batch_source import BatchSource
-from mps_trainer.utils.overrides import Overrides
 from tests.checkpoints.test_rng import generators_as_before  # noqa: F401
 
 
@@ -23,7 +23,7 @@ def loader(**settings):
 
 
 def source_of(data, folder=None, saved=None) -> BatchSource:
-    source = BatchSource(SimpleNamespace(_mt_processes=Processes(), _mt_overrides=Overrides()), data)
+    source = BatchSource(SimpleNamespace(_mt_processes=Processes(), _mt_compat=Compat()), data)
     if saved is not None:
         torch.save(saved, folder / "rng_state.pth")
         source.load(str(folder))
