@@ -12,6 +12,7 @@ from transformers import BatchEncoding, BatchFeature
 from ..devices.facts import parse_version
 from ..model.number_formats import REFUSED_ON_MPS
 from ..utils.nested import map_tensors, tensors_in
+from ..utils.packed_texts import remember_texts
 
 _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
 
@@ -46,7 +47,9 @@ class BatchTransfer:
             return not (value is data and isinstance(value, Mapping)) and _moves_itself(value)
 
         if device.type == "cpu":
-            return map_tensors(data, lambda tensor: tensor.to(device), is_leaf=is_leaf)
+            on_cpu = map_tensors(data, lambda tensor: tensor.to(device), is_leaf=is_leaf)
+            remember_texts(data, on_cpu)
+            return on_cpu
         packable = [tensor for tensor in tensors_in(data, is_leaf) if _packs(tensor)]
         moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
 
@@ -64,7 +67,9 @@ class BatchTransfer:
             dtype = {"dtype": _dtype_on(device, each.data)} if isinstance(each, PackedSequence) else {}
             return each.to(device, **dtype) if _moves_itself(each) else each
 
-        return map_tensors(data, move, move_other, is_leaf)
+        batch = map_tensors(data, move, move_other, is_leaf)
+        remember_texts(data, batch)
+        return batch
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies `tensors` to the device in one buffer and returns views of it."""

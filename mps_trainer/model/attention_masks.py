@@ -13,6 +13,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
 
+from ..utils import blocks
+from ..utils.packed_texts import PackedTexts, texts_of
 from .attention_registries import is_of_transformers
 
 _MOST_KEPT = 2**16  # elements of the edge of a plain mask, which is the same for all blocks
@@ -58,6 +60,17 @@ def reach_of(mask_function: Callable) -> Reach:
     return unknown
 
 
+def texts_in(mask_function: Callable) -> PackedTexts | None:
+    """Returns the texts of packed rows that a mask function of transformers hides from one another, if known."""
+    for cell in getattr(mask_function, "__closure__", None) or ():
+        value = cell.cell_contents
+        for each in value if isinstance(value, tuple) else (value,):
+            found = texts_of(each) if isinstance(each, torch.Tensor) else texts_in(each) if callable(each) else None
+            if found is not None:
+                return found
+    return None
+
+
 def with_copies(mask_function: Callable) -> Callable | None:
     """Returns a mask function of transformers that reads copies of its tensors; None for a foreign function.
 
@@ -91,6 +104,7 @@ class ChunkedMask:
         visible: transformers' mask function of batch, head, query and key indices.
         q_offset, kv_offset: the positions of the first query and key.
         make: transformers' function that makes the mask of tokens x tokens, or None if it may be left out.
+        texts: those of packed rows, if the mask hides them from one another and the host knows where they begin.
     """
 
     visible: Callable
@@ -102,6 +116,7 @@ class ChunkedMask:
     q_offset: int = 0
     kv_offset: int = 0
     make: Callable[..., torch.Tensor | None] | None = None
+    texts: PackedTexts | None = None
     _kept: dict[Any, torch.Tensor] = field(default_factory=dict)
     _version: int = 0
 
@@ -144,7 +159,16 @@ class ChunkedMask:
         shift = self.q_offset - self.kv_offset
         first = 0 if self.reach.behind is None else min(max(start + shift - self.reach.behind, 0), self.kv_length - 1)
         last = self.kv_length if self.reach.ahead is None else min(end + shift + self.reach.ahead, self.kv_length)
+        if self.texts is not None:
+            begin, stop = self.texts.bounds(start, end)
+            first, last = max(first, begin), min(last, stop)
         return first, max(last, first + 1)
+
+    def queries(self, most: int) -> list[tuple[int, int]]:
+        """Returns the ranges of queries to compute together, of at most `most` each."""
+        if self.texts is not None:
+            return self.texts.blocks(most)
+        return [(start, min(start + most, self.q_length)) for start in blocks.starts(self.q_length, most)]
 
     def softmax(self, scores: torch.Tensor, start: int, first: int) -> torch.Tensor:
         """Returns the softmax of the scores of visible keys; 0 for hidden ones. Changes `scores`.
@@ -217,6 +241,11 @@ class GivenMask:
 
     def keys(self, start: int, end: int) -> tuple[int, int]:
         return 0, self.whole.shape[-1]
+
+    def queries(self, most: int) -> list[tuple[int, int]]:
+        """See `ChunkedMask.queries`."""
+        length = self.whole.shape[-2]
+        return [(start, min(start + most, length)) for start in blocks.starts(length, most)]
 
     def softmax(self, scores: torch.Tensor, start: int, first: int) -> torch.Tensor:
         """See `ChunkedMask.softmax`."""

@@ -21,7 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
-from .attention_masks import ChunkedMask, GivenMask, reach_of, with_copies
+from ..utils.packed_texts import hand_on_texts, texts_of
+from .attention_masks import ChunkedMask, GivenMask, reach_of, texts_in, with_copies
 from .attention_registries import (
     ATTENTION,
     MASKS,
@@ -32,6 +33,7 @@ from .attention_registries import (
     lookups_replaced,
 )
 from .chunked_attention import chunked_attention
+from .patches.positions import SEARCH
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +169,7 @@ class _Chunks:
             lookups_replaced(AttentionMaskInterface, MASKS, self._mask),
             lookups_replaced(AttentionInterface, ATTENTION, self._attention),
             attributes_replaced([(AttentionInterface, "get_interface", get_interface)]),
+            packed_rows_known(),
         ):
             try:
                 yield
@@ -186,6 +189,7 @@ class _Chunks:
             visible, given = with_copies(kwargs["mask_function"]), kwargs.get("attention_mask")
             if visible is None:
                 return plain(**kwargs)
+            texts = texts_in(kwargs["mask_function"])
             given = None if given is None else given.clone()
             make = functools.partial(plain, **{**kwargs, "mask_function": visible, "attention_mask": given})
             padding = masking_utils.prepare_padding_mask(given, length, offset)
@@ -193,7 +197,7 @@ class _Chunks:
                 visible = masking_utils.and_masks(visible, masking_utils.padding_mask_function(padding))
             return ChunkedMask(
                 visible, reach_of(visible), kwargs["batch_size"], kwargs["q_length"], length,
-                torch.device(kwargs["device"]), kwargs.get("q_offset", 0), offset, make,
+                torch.device(kwargs["device"]), kwargs.get("q_offset", 0), offset, make, texts,
             )  # fmt: skip
 
         return make_mask
@@ -308,6 +312,30 @@ class _Chunks:
             return _given_mask(given, query, key, is_eager)
         visible = masking_utils.causal_mask_function if is_causal else masking_utils.bidirectional_mask_function
         return ChunkedMask(visible, reach_of(visible), query.shape[0], query.shape[2], key.shape[2], query.device)
+
+
+@contextlib.contextmanager
+def packed_rows_known() -> Iterator[None]:
+    """Inside, transformers' masks of packed rows know where texts begin, if the host does.
+
+    transformers asks the device whether a row has several texts, and waits for the answer.
+    """
+    plain = getattr(masking_utils, SEARCH, None)
+    if plain is None:
+        yield
+        return
+
+    def search(position_ids: torch.Tensor) -> torch.Tensor | None:
+        texts = texts_of(position_ids)
+        if texts is None:
+            return plain(position_ids)
+        if not texts.is_packed:
+            return None
+        numbers = (position_ids.diff(dim=-1) != 1).cumsum(-1)
+        return hand_on_texts(texts, torch.nn.functional.pad(numbers, (1, 0)))
+
+    with attributes_replaced([(masking_utils, SEARCH, search)]):
+        yield
 
 
 def _is_ordinary(

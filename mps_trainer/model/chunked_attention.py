@@ -142,8 +142,7 @@ def _blocks(
     for head in blocks.starts(key_heads, heads):
         here = slice(head, min(head + heads, key_heads))
         keys, values = (each[:, here].flatten(0, 1).to(kind) for each in (key, value))
-        for start in blocks.starts(q_length, rows):
-            end = min(start + rows, q_length)
+        for start, end in mask.queries(rows):
             first, last = mask.keys(start, end)
             queries = grouped[:, here, :, start:end].flatten(2, 3).flatten(0, 1).to(kind) * scale
             scores = torch.bmm(queries, keys[:, first:last].transpose(1, 2))

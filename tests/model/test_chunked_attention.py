@@ -11,9 +11,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import masking_utils
 
 from mps_trainer.devices.large_products import product
-from mps_trainer.model.attention_masks import ChunkedMask, GivenMask, Reach, reach_of
+from mps_trainer.model.attention_masks import ChunkedMask, GivenMask, Reach, reach_of, texts_in
 from mps_trainer.model.chunked_attention import chunked_attention
+from mps_trainer.utils.packed_texts import find_texts, hand_on_texts
 from tests.model.conftest import Results
+from tests.utils.test_packed_texts import positions as positions_of
 
 CAUSAL = masking_utils.causal_mask_function
 TEXTS = torch.tensor([[0] * 3 + [1] * 5 + [2] * 4, [0] * 7 + [1] * 5])
@@ -202,3 +204,45 @@ def test_a_product_in_parts_is_the_product(most, batch):
     torch.manual_seed(0)
     left, right = torch.randn(*batch, 5, 10), torch.randn(*batch, 10, 7)
     torch.testing.assert_close(product(left, right, most), left @ right)
+
+
+def packed(inner, rows):
+    """Returns the mask of rows with texts of these lengths, and transformers' function for it."""
+    positions = positions_of(rows)
+    texts, length = find_texts(positions), positions.shape[1]
+    numbers = (positions.diff(dim=-1, prepend=positions[:, :1] - 1) != 1).cumsum(-1)
+    visible = masking_utils.packed_sequence_compatibility_function(inner, positions, hand_on_texts(texts, numbers))
+    assert texts_in(visible) == texts
+    mask = chunked(visible, len(rows), length, length)
+    mask.texts = texts
+    return mask, visible, length
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=2),
+    rows_of_block=st.integers(1, 12),
+    window=st.none() | st.integers(1, 9),
+)
+def test_packed_texts_equal_plain_attention(rows, rows_of_block, window):
+    inner = CAUSAL if window is None else masking_utils.sliding_window_causal_mask_function(window)
+    mask, visible, length = packed(inner, rows)
+    inputs = tensors(batch=len(rows), queries=length, keys=length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mps_trainer.model.chunked_attention.ROWS", rows_of_block)
+        found = chunked_attention(*inputs, mask, 0.6)
+        expected = plain(*inputs, whole(visible, len(rows), length, length), 0.6)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradients(found, inputs), gradients(expected, inputs))
+
+
+def test_keys_of_other_texts_are_not_computed(monkeypatch):
+    sizes = []
+    product = torch.bmm
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.BLOCK", 2**20)
+    monkeypatch.setattr(torch, "bmm", lambda one, other: sizes.append(other.shape[1:]) or product(one, other))
+    mask, _, length = packed(CAUSAL, [[5, 7, 1, 3]])
+    inputs = [each.detach() for each in tensors(batch=1, heads=2, queries=length, keys=length, size=4)]
+    chunked_attention(*inputs, mask, 1.0)
+    # blocks of 5 queries: 0 to 5, 5 to 10, 10 to 13 with the end of the second text and the third, 13 to 16
+    assert [keys for _, keys in sizes] == [5, 5, 8, 3]
