@@ -18,6 +18,7 @@ from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from ..utils.nested import find_batch_size
 from .gradients import Gradients
+from .loss import UpdateLoss
 from .nonfinite import BatchHistory
 from .run_state import RunState
 from .surface import TrainerSurface
@@ -39,7 +40,8 @@ class MicrobatchSplitter:
         history: knows the rows of each batch in the dataset.
         batch_size: examples in a batch of the loader.
         most_rows: the most rows that a batch can have if each is an example; None: not known.
-        moves_loaded: True if batches have been moved to the device.
+        loss: counts the items of batches.
+        move_loaded: moves batches to the device if those of the loader have been moved.
     """
 
     def __init__(
@@ -49,19 +51,22 @@ class MicrobatchSplitter:
         gradients: Gradients,
         history: BatchHistory,
         batch_size: int,
-        most_rows: int | None = None,
-        moves_loaded: bool = False,
+        most_rows: int | None,
+        loss: UpdateLoss,
+        move_loaded: Callable[[Any], Any],
     ) -> None:
         self.trainer, self.run_state, self.gradients, self.batch_size = trainer, run_state, gradients, batch_size
-        self.history, self.moves_loaded = history, moves_loaded
+        self.history, self.loss, self.move_loaded = history, loss, move_loaded
         self._most_rows, self._rows_are_examples = most_rows, True
         self._loads_again = not trainer._mt_compat.splits_batches
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
         self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
         self._has_warned = False
 
-    def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], batches: list[Any], num_items: Any) -> None:
-        """Calls `train_on(microbatches, num_items, divisors)` with microbatches that fit into memory.
+    def accumulate(
+        self, train_on: Callable[[list[Any], Any, Any, int], None], batches: list[Any], num_items: Any
+    ) -> None:
+        """Calls `train_on(microbatches, num_items, divisors, count)` with microbatches that fit into memory.
 
         Raises:
             NothingLeftToSplitError: if not even a single example fits, or batches cannot be split.
@@ -72,7 +77,7 @@ class MicrobatchSplitter:
         while True:
             microbatches, divisors = self._split(batches)
             try:
-                train_on(microbatches, num_items, divisors)
+                train_on(microbatches, num_items, divisors, len(batches))
             except RuntimeError as error:
                 # the other processes have not run out of memory, and exchange no gradients again
                 if not out_of_memory(error) or steps_early or self.trainer._mt_processes.is_distributed:
@@ -81,7 +86,7 @@ class MicrobatchSplitter:
             else:
                 return
             # outside of the handler, because its error keeps alive all that was computed
-            self.gradients.clear()
+            self.gradients.clear(self.trainer.optimizer)
             self.run_state.restore(before)
             self._free()
 
@@ -114,7 +119,7 @@ class MicrobatchSplitter:
 
     def _split(self, batches: list[Any]) -> tuple[list[Any], Sequence[SupportsFloat | None]]:
         """Returns the microbatches of an update and the divisor for the loss of each."""
-        of_batches, most = self.trainer._mt_loss.divisors(batches), self.run_state.examples_at_a_time
+        of_batches, most = self.loss.divisors(batches), self.run_state.examples_at_a_time
         if most is None:
             return batches, of_batches
         microbatches: list[Any] = []
@@ -148,10 +153,10 @@ class MicrobatchSplitter:
         if len(rows) <= most:
             return [batch]
         parts = load_in_parts(self.history.loader, rows, most)
-        (items,), of_parts = self.trainer._mt_loss.items_of_each([batch]), self.trainer._mt_loss.items_of_each(parts)
+        (items,), of_parts = self.loss.counter.each([batch]), self.loss.counter.each(parts)
         if items is not None and items != sum(count or 0 for count in of_parts):
             raise UnsplittableBatchError("it has other labels when its examples are loaded again in smaller batches")
-        return [self.trainer._mt_transfer(part) for part in parts] if self.moves_loaded else parts
+        return [self.move_loaded(part) for part in parts]
 
     def _cut(self, batch: Any, most: int) -> list[Any]:
         """Returns `split_batch`, if the rows of the run's batches are examples.
@@ -173,7 +178,7 @@ class MicrobatchSplitter:
             return [None] * len(microbatches)
         of_each = [_boxes(each) for each in microbatches]
         if None in of_each:
-            of_each = self.trainer._mt_loss.items_of_each(microbatches)
+            of_each = self.loss.counter.each(microbatches)
         counts = [count or 0 for count in of_each]
         if not sum(counts):
             counts = [_size(each) or 1 for each in microbatches]

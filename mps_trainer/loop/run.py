@@ -8,7 +8,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, SupportsFloat
 
 import torch
@@ -21,7 +21,8 @@ from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
-from ..data.missing_columns import explaining_missing_columns
+from ..data.missing_columns import explain_missing_columns
+from ..data.order import distributed_sampler
 from ..data.plan import StepPlan
 from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
@@ -35,8 +36,11 @@ from .batch_halving import MicrobatchSplitter, sizes_to_begin_with
 from .batch_source import BatchSource
 from .drift import DriftWatch
 from .gradients import Gradients
+from .items import ItemCounter
+from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
+from .overridden import OverriddenTokenCount, TokenCount, step_for
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .run_state import RunState
 from .surface import TrainerSurface
@@ -101,18 +105,23 @@ class TrainingRun:
 
         buckets = buckets_of(self.loader)
         self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
-        self.owns_losses = not compat.keeps_losses
-        may_move = args.device.type != "cpu"  # transformers' loaders move batches, so an override need not
-        self.moves_loaded = may_move and compat.loads_batches
-        self.moves_batches = may_move and compat.steps_see_batches
+        self.run_step = step_for(compat, trainer._mt_transfer)
+        self.move_loaded = trainer._mt_transfer.before_other_code(compat.loads_batches)
+        self.tokens = OverriddenTokenCount(trainer) if compat.counts_tokens else TokenCount(trainer)
+        # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
+        self.shares_each_pass = compat.computes_loss or bool(args.fsdp)
         self.waits_at_each_step = compat.logs_each_step
+        counter = ItemCounter.of(trainer.model, trainer.label_names)
+        averages, share = args.average_tokens_across_devices, distributed_sampler(self.loader)
+        self.loss = UpdateLoss(counter, trainer._mt_processes, averages, share)
+        self.weight = BatchWeight()
         self.batch_check = BatchCheck(base_model(self.model))
         self.batch_source = BatchSource(trainer, self.loader)
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
         sizes = splits_batches, examples_at_a_time
         self.run_state = RunState(trainer, unwrapped, self.plan, self.meter, self.batch_source, *sizes)
-        self.gradients = Gradients(trainer, unwrapped)
+        self.gradients = Gradients(unwrapped, self.events, trainer._mt_precision, clips_in_step=not compat.clips)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.run_state)
         self.history = BatchHistory(self.loader, not compat.loads_batches)
@@ -124,12 +133,18 @@ class TrainingRun:
             sampler = None if compat.splits_batches else getattr(self.loader, "batch_sampler", None)
             most_rows = getattr(sampler, "batch_size", None)
             self.splitter = MicrobatchSplitter(
-                trainer, self.run_state, self.gradients, self.history, self.batch_size, most_rows, self.moves_loaded
+                trainer,
+                self.run_state,
+                self.gradients,
+                self.history,
+                self.batch_size,
+                most_rows,
+                self.loss,
+                self.move_loaded,
             )
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(trainer, self.run_state, self.gradients, self.nonfinite)
         trainer._mt_run = self
-        trainer._mt_loss.start_run(self.loader)
         trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
 
     # The start
@@ -210,7 +225,7 @@ class TrainingRun:
         self.trainer._mt_processes.waiting_shares(0)
         self.start_time = time.time()
         self.note_progress()
-        self.gradients.clear()
+        self.gradients.clear(self.trainer.optimizer)
         self.trainer.current_flos = 0.0  # those of an earlier run that failed before it stored them
         supervised = self.trainer._mt_supervised
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
@@ -263,14 +278,13 @@ class TrainingRun:
             if self.stop_on_nan is not None:
                 self.stop_on_nan.take_snapshot()
             if batches is None:
-                batches = self.batch_source.start_epoch(epoch, skip=done)
-                batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
+                batches = map(self.move_loaded, self.batch_source.start_epoch(epoch, skip=done))
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             self.batch_source.record_before_batches(self.may_save() or stops)
             accumulation = self.args.gradient_accumulation_steps * self.batches_in_one  # a callback may change it
             number = self.plan.batches_in_update(done, accumulation)
             try:
-                with self.trainer._mt_loss.loading_update(done):
+                with self.loss.loading_update(done):
                     group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
             except RuntimeError:
                 if self.signals.signum is None:
@@ -283,7 +297,6 @@ class TrainingRun:
             self.history.record(self.trainer.state.global_step, epoch, done, len(group))
             done += len(group)
             self.run_state.epoch, self.run_state.batches = epoch, done
-            self.trainer._mt_loss.accumulated = -(-len(group) // self.batches_in_one)
             yield group, num_items
         if not done and self.trainer.state.global_step < self.plan.max_steps:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
@@ -305,49 +318,58 @@ class TrainingRun:
         return step >= self.plan.max_steps or bool(every and step % every == 0)
 
     def accumulate(
-        self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None] | None = None
+        self,
+        batches: list[Any],
+        num_items: Any,
+        divisors: Sequence[SupportsFloat | None] | None = None,
+        count: int | None = None,
     ) -> None:
         """Runs forward and backward for the batches of one update; their loss is the mean over all their items.
 
         Args:
             num_items: in all of them.
             divisors: for the loss of each, where they are known; None in it for a batch without a loss.
+            count: the batches of the update before some of them were split. Default: none is split.
         """
-        divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
+        divisors = self.loss.divisors(batches) if divisors is None else divisors
+        accumulated = -(-(count or len(batches)) // self.batches_in_one)
+        padding = self.loss.padding(len(batches))
         if not is_current(self.model):  # a callback has frozen parameters or released some
             self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
-        tokens_before = trainer.state.num_input_tokens_seen
-        exchanges = self.compat.computes_loss  # TRL's does, and the other processes would wait
-        padding = trainer._mt_loss.padding(len(batches))
-        counts_itself = self.compat.counts_tokens  # over all processes, as transformers'
+        trainer.current_gradient_accumulation_steps = len(batches)
+        self.tokens.begin_update()
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
                 accelerator.gradient_state._set_sync_gradients(i == last)
             with no_sync(self.model, i < last):
                 if divisor is not None:
-                    name_row = functools.partial(self.history.name_row, step, batches, i)
-                    trainer.current_gradient_accumulation_steps, trainer._mt_loss.divisor = len(batches), divisor
-                    explaining = explaining_missing_columns(self.loader, batch, needs_labels=True)
-                    with explaining, self.batch_check.watching(batch, name_row):
-                        inputs = trainer._mt_transfer(batch) if self.moves_batches else batch
-                        loss = trainer.training_step(self.model, inputs, num_items)
-                    self.meter.add(loss if self.owns_losses else loss.clone(), step)
-                    if self.drift is not None:
-                        self.drift.add(batch)
-                elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp or exchanges):
+                    self.weight = BatchWeight(divisor, accumulated, len(batches) > accumulated)
+                    self.forward_backward(batch, num_items, functools.partial(self.history.name_row, step, batches, i))
+                elif trainer._mt_processes.is_distributed and (i == last or self.shares_each_pass):
                     self.zero_gradient_backward(batch, num_items)
             if i not in padding:  # the process whose examples they are counts them
                 trainer.current_flos += float(trainer.floating_point_ops(batch))
-            if i not in padding or counts_itself:
-                trainer._track_num_input_tokens(batch)
+            self.tokens.add(batch, i in padding)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
-        counts_tokens = self.args.include_num_input_tokens_seen != "no" and not counts_itself
-        if trainer._mt_processes.is_distributed and counts_tokens:
-            # the processes exchange tokens once per update, not at each batch
-            own = trainer.state.num_input_tokens_seen - tokens_before
-            trainer.state.num_input_tokens_seen = tokens_before + int(trainer._mt_processes.sum([own])[0])
+        self.tokens.end_update()
+
+    def forward_backward(self, batch: Any, num_items: Any, name_row: Callable[[int], str]) -> None:
+        """Runs forward and backward for one batch, and keeps its loss on the device.
+
+        Args:
+            name_row: returns a description of a row of the batch.
+        """
+        try:
+            with self.batch_check.watching(batch, name_row):
+                loss = self.run_step(self.trainer, self.model, batch, num_items)
+        except Exception as error:
+            explain_missing_columns(error, self.loader, batch, needs_labels=True)
+            raise
+        self.meter.add(loss, self.trainer.state.global_step)
+        if self.drift is not None:
+            self.drift.add(batch)
 
     def note_progress(self) -> None:
         if (supervised := self.trainer._mt_supervised) is not None:
@@ -386,7 +408,7 @@ class TrainingRun:
             self.meter.add_norm(state.grad_norm, step, state.learning_rate)
         if stepped and not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler.step()
-        self.gradients.clear()
+        self.gradients.clear(trainer.optimizer)
         trainer.state.global_step = step + 1
         self.note_progress()
         trainer.state.epoch = self.plan.progress(state.epoch, state.batches)
