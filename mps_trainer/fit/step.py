@@ -61,8 +61,8 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
     Raises:
         MisconfigurationException: if the Trainer has no training data.
     """
-    updates = TrainingRun(_stand_in(trainer)).updates(0)
-    each = ((batch, num_items, _largest_shape(batch)) for group, num_items in updates for batch in group)
+    updates = TrainingRun(_stand_in(trainer)).updates_of_epoch()
+    each = ((batch, update.num_items, _largest_shape(batch)) for update in updates for batch in update.batches)
     batches = list(itertools.islice(each, most))
     if not batches:
         raise MisconfigurationException("There is no step to compute: the training dataset gave no batch.")
@@ -142,9 +142,9 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         tracker.forget_peak()
         tracker.operations = 0.0
         tracker.kind = ACTIVATIONS
-        run.accumulate([batch.inputs], batch.num_items, divisors)
+        run.accumulate_batches([batch.inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
-        run.update_weights()
+        run.step_optimizer()
         moved = count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))
     return StepCost(tracker.peak, count * tracker.operations, moved)
 
