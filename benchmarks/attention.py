@@ -37,8 +37,8 @@ def measure(peer: str, length: int, heads: int, key_heads: int, size: int, times
     from torch.nn.functional import scaled_dot_product_attention
     from transformers.masking_utils import causal_mask_function
 
-    from mps_trainer.model.attention import chunked_attention
     from mps_trainer.model.attention_masks import ChunkedMask, reach_of
+    from mps_trainer.model.chunked_attention import chunked_attention
 
     torch.manual_seed(0)
     mask = ChunkedMask(causal_mask_function, reach_of(causal_mask_function), 1, length, length, torch.device("cpu"))

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from mps_trainer import Trainer, TrainingArguments
-from mps_trainer.fit.fake_models import models_are_fake
-from mps_trainer.fit.fit_report import GIB, limit_of, smallest_for
-from mps_trainer.fit.fit_report import SIZES as MACS
-from mps_trainer.fit.longest import longest_texts
-from mps_trainer.fit.step import Batch, as_on_mps, largest_batch, measure_step
+from mps_trainer.tools.fit.fake_models import models_are_fake
+from mps_trainer.tools.fit.fit_report import GIB, limit_of, smallest_for
+from mps_trainer.tools.fit.fit_report import SIZES as MACS
+from mps_trainer.tools.fit.longest import longest_texts
+from mps_trainer.tools.fit.step import Batch, as_on_mps, largest_batch, measure_step
 
 WORDS, POSITIONS, LENGTH, ROWS, RANK = 151936, 40960, 1024, 2, 16
 COMMON: dict[str, Any] = {
@@ -47,8 +47,8 @@ def model_of(size: str, way: str) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    from mps_trainer.fit.fake_tensors import make_fake
-    from mps_trainer.fit.quantized import BYTES, quantize
+    from mps_trainer.tools.fit.fake_tensors import make_fake
+    from mps_trainer.tools.fit.quantized import BYTES, quantize
 
     config = Qwen3Config(**COMMON, **SIZES[size], tie_word_embeddings=size != "8 billion")
     dtype = torch.float32 if "full" in way else torch.bfloat16

@@ -65,7 +65,6 @@ OF_LLAMA = {
 PATCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "adamw": ("mps", without_adamw),
     "masks": ("mps", without_masks),
-    "fast_dropout": ("cpu", without("fast_dropout")),
     "unread_tokens": ("cpu", without("unread_tokens_skipped")),
 }
 
@@ -112,7 +111,6 @@ def processor_time() -> float:
             "disable_tqdm": True,
             "save_strategy": "no",
             "logging_strategy": "no",
-            "fast_dropout": True,
             "skip_unread_tokens": True,
         }
         args = TrainingArguments(

@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
-from mps_trainer.simulator.build import build_device
+from mps_trainer.tools.simulator.build import build_device
 from tests.tiers import TierRules
 
 

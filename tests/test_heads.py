@@ -22,7 +22,7 @@ from torch import nn
 
 from mps_trainer import Trainer
 from mps_trainer.check import trace_step
-from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
+from mps_trainer.tools.fit.step import as_on_mps, largest_batch, measure_step
 from tests import installed_torch
 from tests.conftest import on_device
 from tests.tiny import SIZES, tiny

@@ -8,7 +8,7 @@ from tests import ROOT
 
 # The modules of the Trainer's two classes, and what looks at a Trainer from outside.
 TRAINER = {"mps_trainer.trainer", "mps_trainer.trainer_seq2seq"}
-OUTSIDE = ("check", "fit", "simulator", "selftest", "cli", "replace_transformers")
+OUTSIDE = ("tools", "check", "fit", "simulator", "selftest", "cli", "replace_transformers")
 
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from mps_trainer.simulator import SimulatorUnavailableError
-from mps_trainer.simulator.build import build_device
+from mps_trainer.tools.simulator.build import build_device
 
 # Folders with tests of the documentation, the workflows and the packages of this project.
 OF_PROJECT = ("docs", "release")

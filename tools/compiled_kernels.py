@@ -47,7 +47,7 @@ STEPS: dict[str, Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]]] = {"BE
 
 def main() -> None:
     from mps_trainer.simulator import simulated_mps
-    from mps_trainer.simulator.compiled import count_kernels
+    from mps_trainer.tools.simulator.compiled import count_kernels
 
     print(f"torch {torch.__version__}, forward and backward, {EXAMPLES} examples\n")
     print("| step | without torch.compile | with it | generated in Metal | torch's own | graphs | not compiled |")

@@ -18,6 +18,8 @@ from plan import Plan, Room, plan
 import mps_trainer
 
 PACKAGE = Path(mps_trainer.__file__).parent
+# Modules with the public names of a folder, which are part of its room.
+DOORS = dict.fromkeys(("check", "fit", "simulator", "selftest"), "tools")
 
 # Furo's variables, which change with light and dark; the second of each pair is for a page without them.
 _STYLE = """
@@ -36,7 +38,7 @@ _STYLE = """
 @functools.cache
 def graph() -> Graph:
     """The rooms of this package, each with those that it imports."""
-    return rooms_of(PACKAGE, mps_trainer._EXPORTS)
+    return rooms_of(PACKAGE, mps_trainer._EXPORTS, DOORS)
 
 
 def drawing(rooms: Graph) -> str:

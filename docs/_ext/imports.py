@@ -12,7 +12,7 @@ from pathlib import Path
 Graph = dict[str, frozenset[str]]
 
 
-def rooms_of(package: Path, lazy: Mapping[str, str] | None = None) -> Graph:
+def rooms_of(package: Path, lazy: Mapping[str, str] | None = None, doors: Mapping[str, str] | None = None) -> Graph:
     """The rooms of a package, each with those that it imports.
 
     A room is a folder or a module right in the package; `name_more.py` belongs to `name.py`. The package's own
@@ -20,11 +20,13 @@ def rooms_of(package: Path, lazy: Mapping[str, str] | None = None) -> Graph:
 
     Args:
         lazy: where the names are that the package hands on, as ".module"; for `from .. import Name`.
+        doors: the room of each module that only hands on names of that room.
     """
     files = [file for file in sorted(package.rglob("*.py")) if file.parent != package or file.name[:2] != "__"]
     first = {file: file.relative_to(package).with_suffix("").parts[0] for file in files}
     modules = {file.stem for file in files if file.parent == package}
     home = {name: next((n for n in modules if name.startswith(n + "_")), name) for name in first.values()}
+    home.update(doors or {})
     found: dict[str, set[str]] = {home[name]: set() for name in first.values()}
     for file in files:
         for target in _imported(file, package, lazy or {}):

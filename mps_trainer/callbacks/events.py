@@ -15,7 +15,7 @@ from transformers.trainer_callback import (
 )
 
 from ..guards.callbacks import explain_callback
-from ..reports.recorder import RecordedTrainer, Recorder, begin_report
+from ..reports.recorder import Recorder
 
 # A callback of this package's users may define it; TrainerCallback and transformers' handler do not know it.
 CHECKPOINT_COMPLETE = "on_checkpoint_complete"
@@ -37,15 +37,17 @@ class ReportingHandler(CallbackHandler):
                 method(**details)
 
 
-class FiringTrainer(RecordedTrainer, Protocol):
-    """Names what callbacks and the report get of a Trainer."""
+class FiringTrainer(Protocol):
+    """Names what callbacks get of a Trainer."""
 
+    args: Any
+    state: TrainerState
     control: TrainerControl
     callback_handler: CallbackHandler
 
 
 class Events:
-    """Fires events at the callbacks of a Trainer."""
+    """Fires events at the callbacks of a Trainer. Made for a call or a run: the Trainer does not keep it."""
 
     def __init__(self, trainer: FiringTrainer) -> None:
         self.trainer = trainer
@@ -70,10 +72,10 @@ class Events:
             explain_callback(error, event, trainer.state.global_step)
             raise
 
-    def begin_report(self) -> None:
-        """Begins the report of a run; not with a handler of the user's, which would tell it nothing."""
+    def report_to(self, report: Recorder | None) -> None:
+        """Passes the events of a run to its report; not with a handler of the user's, which would tell it nothing."""
         if isinstance(handler := self.trainer.callback_handler, ReportingHandler):
-            handler.report = begin_report(self.trainer)
+            handler.report = report
 
     @property
     def report(self) -> Recorder | None:

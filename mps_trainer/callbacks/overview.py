@@ -10,7 +10,7 @@ from ..data.epoch_loader import length_of, num_examples
 from ..data.plan import StepPlan
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
-from ..model.attention_in_models import describe_attention
+from ..model.attention_patching import describe_attention
 from ..utils.text import choice_text, counted, format_bytes
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def announce(run: Any) -> None:
     _transformers_logger.info("***** Running training *****")
     for name, value in rows.items():
         _transformers_logger.info("  %s = %s", name, value)
-    for text in trainer._mt_overrides.texts():
+    for text in run.compat.off:
         _transformers_logger.info("  Off: %s", text)
     for line in first_lines(args, trainer.state, run.model, run.loader):
         _transformers_logger.info("  %s", line.strip())

@@ -314,15 +314,6 @@ class Checkpoints:
 
     # Loading
 
-    def to_resume(self, requested: str | bool | None) -> str | None:
-        """Returns the checkpoint that the run resumes, the same in all processes; None to start from the beginning.
-
-        After a restart it is the newest that the run has saved; otherwise, or if there is none, the one `requested`.
-        """
-        supervised, processes = self._trainer._mt_supervised, self._trainer._mt_processes
-        own = None if supervised is None else supervised.checkpoint_to_resume(self._given, processes)
-        return own or processes.first_does(lambda: folders.checkpoint_to_resume(requested, self._given))
-
     def load_best(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
         state, processes = self._trainer.state, self._trainer._mt_processes

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from ..devices.accelerators import ACCELERATORS
-from .files import damaged, is_there, read_tensors
+from .files import damaged, is_there
+from .tensor_files import read_tensors
 
 logger = logging.getLogger(__name__)
 

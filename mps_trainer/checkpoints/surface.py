@@ -10,21 +10,10 @@ from typing import Any, Protocol
 from torch import nn
 from transformers.trainer_callback import TrainerControl, TrainerState
 
+from ..compat import Compat
 from ..distributed import Processes
 from ..model.precision import MixedPrecision
 from ..training_args import TrainingArguments
-from ..utils.overrides import Overrides
-
-# A subclass may override these; `Checkpoints` writes in the background only if none is overridden.
-WRITERS = (
-    "_save_checkpoint",
-    "save_model",
-    "_save",
-    "_save_optimizer_and_scheduler",
-    "_save_scaler",
-    "_save_rng_state",
-    "_rotate_checkpoints",
-)
 
 
 class SavingTrainer(Protocol):
@@ -38,7 +27,7 @@ class SavingTrainer(Protocol):
     data_collator: Any
     state: TrainerState
     control: TrainerControl
-    _mt_overrides: Overrides
+    _mt_compat: Compat
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any  # the run under way, None for a checkpoint that is saved by hand

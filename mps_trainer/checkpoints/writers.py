@@ -31,7 +31,7 @@ from ..utils.nested import map_plain_tensors, map_tensors, plain_tensors_in
 from . import shards
 from .loading import OPTIMIZER, SCHEDULER, without_progress_bars
 from .manifest import WEIGHTS
-from .surface import WRITERS, SavingTrainer
+from .surface import SavingTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -129,11 +129,11 @@ def _may_write_in_background(trainer: SavingTrainer) -> bool:
     args, inner, optimizer = trainer.args, inside_compiled(trainer.model), trainer.optimizer
     if trainer._mt_run is None or not args.save_async or args.save_on_each_node or args.fsdp:
         return False
-    overrides, events = trainer._mt_overrides, trainer._mt_events
-    if overrides.has(*WRITERS) or events.has_listener("on_save"):
+    compat, events = trainer._mt_compat, trainer._mt_events
+    if compat.writes_checkpoints or events.has_listener("on_save"):
         return False
     # an upload begins when the checkpoint is complete, which may be a step later
-    if args.push_to_hub and (overrides.has("_push_from_checkpoint") or events.has_listener("on_push_begin")):
+    if args.push_to_hub and (compat.uploads_checkpoints or events.has_listener("on_push_begin")):
         return False
     special = hasattr(inner, "peft_config") or getattr(inner, "quantization_method", None) is not None
     if special or not isinstance(optimizer, torch.optim.Optimizer):

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             if arguments.compile:  # on the simulated device, after the script has imported torch
                 stack.enter_context(when_imported("check --compile", {"torch": lambda torch: None}, _hide_unused_cuda))
-                from ..simulator.build import check_machine
+                from ..tools.simulator.build import check_machine
 
                 check_machine()
             stack.enter_context(stop_at_first_step(arguments.batches))
@@ -84,12 +84,12 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
     """
 
     def train_ours(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        from ..check.step import trace_step
+        from ..tools.check.step import trace_step
 
         raise ScriptStopped(trace_step(trainer, batches=batches, placed=placed[0]), trainer)
 
     def train_theirs(train: Callable[[Any], Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
-        from ..check.first_step import trace_transformers
+        from ..tools.check.first_step import trace_transformers
 
         trace_transformers(trainer, train, batches, placed[0])
 
@@ -107,7 +107,7 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
         change(module, "trace", functools.wraps(module.trace)(functools.partial(trace, module.trace)))
 
     def follow_placement(torch: Any) -> None:
-        from ..check.placed import PlacedTensors
+        from ..tools.check.placed import PlacedTensors
 
         placed.append(undo.enter_context(PlacedTensors()).residency)
 
@@ -131,14 +131,14 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
 
 
 def _hide_unused_cuda() -> None:
-    from ..simulator.cuda import hide_unused_cuda
+    from ..tools.simulator.cuda import hide_unused_cuda
 
     hide_unused_cuda()
 
 
 def _compile(trainer: Any) -> tuple[dict[str, Any] | None, bool]:
     """Compiles the step and prints the counts. Returns them for JSON, and True if all of it was compiled."""
-    from ..simulator.compiled import compile_step, reason_of
+    from ..tools.simulator.compiled import compile_step, reason_of
 
     if trainer is None:
         print("torch.compile was not tried: it needs a Trainer, and the script calls mps_trainer.check.trace.")

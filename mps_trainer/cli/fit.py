@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             stack.enter_context(attributes_replaced(changes))
 
         def fake_models(module: Any) -> None:
-            from ..fit.fake_models import models_are_fake
+            from ..tools.fit.fake_models import models_are_fake
 
             stack.enter_context(models_are_fake())
 
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             status = run_script(arguments.script, arguments.arguments, arguments.module)
         except ScriptStopped as stopped:
-            from ..fit import estimate
+            from ..tools.fit import estimate
 
             report = estimate(stopped.found[0], arguments.batches, _tell, arguments.longest)
             _tell("")

@@ -38,14 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # torch reads it at its import below
     if arguments.simulate:
-        from .. import simulator
+        from ..tools import simulator
 
         simulator.hide_cuda()  # before the import of torch
     if sys.stderr.isatty():
         tell("Loading torch and transformers ...\n")
     resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all
     simulated = simulator.activate() if arguments.simulate else None
-    from ..selftest import run_selftest
+    from ..tools.selftest import run_selftest
 
     report = run_selftest(simulated, tell)
     print(report, flush=True)

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     devices: list[Any] = []
 
     def activate(torch: Any) -> None:
-        from ..simulator import activate
+        from ..tools.simulator import activate
 
         devices.append(activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu))
 
@@ -63,16 +63,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _hide_cuda() -> None:
-    from ..simulator.cuda import hide_cuda
+    from ..tools.simulator.cuda import hide_cuda
 
     hide_cuda()
 
 
 def _check_machine_and_memory(memory: str) -> None:
     """Compiles the device if needed. Raises MisconfigurationException where it cannot run."""
-    from ..simulator.build import build_device
-    from ..simulator.cuda import build_no_cuda
-    from ..simulator.memory_limit import high_watermark, parse_bytes
+    from ..tools.simulator.build import build_device
+    from ..tools.simulator.cuda import build_no_cuda
+    from ..tools.simulator.memory_limit import high_watermark, parse_bytes
 
     parse_bytes(memory)
     high_watermark()

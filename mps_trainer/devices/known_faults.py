@@ -1,8 +1,8 @@
 """Lists faults of torch, macOS and chips in training on mps: wrong results, and what ends a run.
 
 Data, and a pure look-up in it. A bound is the first release in which the fault was seen, or the first known to be free
-of it; where an issue does not say, the bound is left open. `selftest/reproducers.py` has a reproducer of each. Before
-torch 2.6, the oldest that this package takes, there are more: 118115, the lost steps of an optimizer, is one.
+of it; where an issue does not say, the bound is left open. `tools/selftest/reproducers.py` has a reproducer of each.
+Before torch 2.6, the oldest that this package takes, there are more: 118115, the lost steps of an optimizer, is one.
 
 Those that a model of transformers or a layer of torch.nn meets in an ordinary run cause a warning. The others do not:
 they need a tensor of 4 GB and more, an operation that such models do not have, or the Trainer avoids them.

@@ -46,6 +46,7 @@ class EvaluatedTrainer(MeasuredTrainer, Protocol):
     eval_dataset: Any
     optimizer: Any
     callback_handler: Any
+    processing_class: Any
     preprocess_logits_for_metrics: Any
     place_model_on_device: bool
     model_preparation_time: float | None
@@ -90,8 +91,7 @@ def run_evaluation(
     is_uneven = trainer.is_fsdp_enabled and not is_even  # each pass of a sharded model waits for all processes
     check, in_order = BatchCheck(base_model(model)), is_sequential(loader) and not is_shared
     batches = with_last(host_batches(loader))
-    is_seen = trainer._mt_overrides.has("prediction_step", "_prepare_inputs", "_prepare_input")
-    is_seen |= by_batch and "inputs" in args.include_for_metrics
+    is_seen = trainer._mt_compat.evaluation_sees_batches or (by_batch and "inputs" in args.include_for_metrics)
     moves_batches = is_seen and args.device.type != "cpu"  # transformers' loaders move them, so an override need not
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
 
@@ -138,7 +138,8 @@ def run_evaluation(
         results = metrics_of(losses, predictions, labels, inputs)
     metrics_of.warn_if_never_called()
     if (report := trainer._mt_events.report) is not None and description == "Evaluation":
-        report.predicted(predictions, labels, None if order is None and not is_sequential(loader) else loader.dataset)
+        dataset = None if order is None and not is_sequential(loader) else loader.dataset
+        report.predicted(predictions, labels, dataset, trainer.model, trainer.processing_class)
     loss = mean_loss(losses, args.logging_nan_inf_filter)
     metrics = named_metrics(results, prefix, loss, trainer.model_preparation_time)
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=metrics, num_samples=seen)

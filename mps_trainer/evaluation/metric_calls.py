@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from transformers.trainer_utils import EvalPrediction
 
 from ..callbacks.events import Events
+from ..compat import Compat
 from ..model.introspection import base_model
 from ..training_args import TrainingArguments
-from ..utils.overrides import Overrides
 from .predictions import has_loss
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class MeasuredTrainer(Protocol):
     compute_metrics: Any
     label_names: list[str]
     can_return_loss: bool
-    _mt_overrides: Overrides
+    _mt_compat: Compat
     _mt_warned_of_metrics: set[str]
 
     @property
@@ -98,7 +98,7 @@ class MetricCalls:
         if outputs is not None and logits is None:
             return "preprocess_logits_for_metrics returned None. Let it return what compute_metrics needs"
         lacks = "predictions" if outputs is None else "labels"
-        if trainer._mt_overrides.has("prediction_step"):
+        if trainer._mt_compat.predicts:
             kind = type(trainer).__name__
             return (
                 f"{kind}.prediction_step returned no {lacks}. Let it return the loss, the predictions and the labels"

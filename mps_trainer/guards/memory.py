@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 from dataclasses import dataclass
@@ -149,17 +148,6 @@ def release_buffers(device: torch.device) -> None:
 def free_unused(device: torch.device) -> None:
     """Releases memory without tensors to the system, on mps with all compiled graphs."""
     ACCELERATORS[device.type].teardown()
-
-
-def free_deleted(device: torch.device, model: Any, optimizer: Any) -> None:
-    """Frees what deleted Trainers hold, if the device has much memory in tensors beside those of this one.
-
-    A Trainer is in cycles of references, so that Python frees it late. A notebook's cell that makes a model and a
-    Trainer would have the models of all its runs in memory.
-    """
-    memory = measure(device, model, optimizer)
-    if memory.activations > _WORTHWHILE * (memory.recommended or 0):
-        gc.collect()
 
 
 def make_guard(args: Any) -> MemoryGuard | None:

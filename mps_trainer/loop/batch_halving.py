@@ -58,9 +58,9 @@ class MicrobatchSplitter:
         self.trainer, self.position, self.rollback, self.gradients = trainer, position, rollback, gradients
         self.history, self.batch_size, self.moves_loaded = history, batch_size, moves_loaded
         self._max_rows, self._rows_are_examples = max_rows, True
-        self._loads_again = not trainer._mt_overrides.has("split_batch")
+        self._loads_again = not trainer._mt_compat.splits_batches
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
-        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_overrides.has("compute_loss")
+        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
         self._has_warned = False
         self._batches: list[Any] = []  # of the update under way
 

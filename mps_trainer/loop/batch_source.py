@@ -68,7 +68,7 @@ class BatchSource:
     def _load_again(self, epoch: int, skip: int, count: int, saved: dict[str, Any]) -> Iterator[Any]:
         """Returns the batches of an epoch that had begun, after loading those that were loaded before."""
         before_epoch = saved.get(BEFORE_EPOCH)
-        if before_epoch is not None and getattr(self.loader, "num_workers", 0):
+        if before_epoch is not None and getattr(self.loader, "num_workers", 0) > 0:
             logger.info(
                 "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
             )

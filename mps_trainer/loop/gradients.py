@@ -20,9 +20,7 @@ class Gradients:
 
     def __init__(self, trainer: TrainerSurface, model: nn.Module) -> None:
         self.trainer, self.model = trainer, model
-        self._allowed = isinstance(trainer.optimizer, AdamW) and trainer._mt_overrides.allow(
-            "clipping within the optimizer's step", "_clip_grad_norm", "_get_grad_norm"
-        )
+        self._allowed = isinstance(trainer.optimizer, AdamW) and not trainer._mt_compat.clips
         self._listed_for: Any = None  # the optimizer, and how many parameters it had
         self._list_parameters()
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ..compat import Compat
 from ..data.order import distributed_sampler
 from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
@@ -26,7 +27,6 @@ from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model, without_adapters
 from ..utils.compiled import inside_compiled
 from ..utils.nested import find_batch_size
-from ..utils.overrides import Overrides
 
 # The losses of these causal language models of transformers compare each position with the label at that position.
 _SAME_POSITION = ("XLMWithLMHeadModel", "XLNetLMHeadModel")
@@ -130,7 +130,7 @@ class LossSurface(Protocol):
     loss_is_scaled_for_ga: bool | None
     model_accepts_loss_kwargs: bool
     current_gradient_accumulation_steps: int
-    _mt_overrides: Overrides
+    _mt_compat: Compat
     _mt_processes: Processes
 
 
@@ -210,7 +210,7 @@ class UpdateLoss:
         """Returns the kind of code that computes the losses to come: a name in `rule`."""
         if self.trainer.compute_loss_func is not None:
             return "compute_loss_func"
-        if self.trainer._mt_overrides.has("compute_loss", "training_step", "get_batch_samples"):
+        if self.trainer._mt_compat.computes_updates:
             return "subclass"
         return "model" if self.trainer.label_smoother is None else "label_smoother"
 
@@ -293,7 +293,7 @@ class UpdateLoss:
         Compiled code cannot be watched: it is traced once.
         """
         self._computed_by, self._was_given_items, trainer = "subclass", True, self.trainer
-        says_nothing = trainer.loss_is_scaled_for_ga is None and trainer._mt_overrides.has("compute_loss")
+        says_nothing = trainer.loss_is_scaled_for_ga is None and trainer._mt_compat.computes_loss
         is_compiled = hasattr(trainer.model_wrapped, "_orig_mod")
         may_watch = self._watches and trainer.model_accepts_loss_kwargs and not is_compiled
         if num_items is None or not (says_nothing and may_watch):
@@ -359,7 +359,7 @@ class UpdateLoss:
             self._computed_by, loss = "model", loss_in_outputs(outputs, inputs)
         divides = self.is_normalised(num_items) and self.rule(self._computed_by).divides_by_items
         is_shared = trainer._mt_processes.is_distributed and trainer.args.average_tokens_across_devices
-        counts_itself = trainer._mt_overrides.has("_get_num_items_in_batch")
+        counts_itself = trainer._mt_compat.counts_items
         are_of_all = inside(model).training or (counts_itself and not self._counted_alone)
         if divides and is_shared and are_of_all:
             # gradients are averaged, and this is one part of a sum; the loss of a subclass does it as for transformers

@@ -84,7 +84,7 @@ class Position:
         self.plan, self.state, self.meter, self.source = plan, state, meter, source
         self.splits_batches, self.examples_at_a_time = splits_batches, examples_at_a_time
         self._ignores_data, self._is_epoch_cut = ignores_data, is_epoch_cut
-        self.loader_has_ended = False
+        self.epoch, self.batches, self.epoch_has_ended, self.loader_has_ended = 0, 0, True, False
         self._load_place({})
         self._is_within_resumed_epoch = False
 

@@ -16,8 +16,8 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 from ..callbacks.overview import announce
 from ..checkpoints.loading import read_position
 from ..checkpoints.rng import read_rng
-from ..checkpoints.surface import WRITERS
 from ..checkpoints.writers import check_extra_states
+from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
@@ -27,7 +27,9 @@ from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
+from ..optim.adamw import AdamW
 from ..optim.factory import follows_metric, set_mode
+from ..reports.recorder import begin_report
 from ..search import set_state
 from .batch_halving import MicrobatchSplitter, initial_batch_sizes
 from .batch_source import BatchSource
@@ -62,7 +64,7 @@ class TrainingRun:
 
     def __init__(self, trainer: TrainerSurface, trial: Any = None, resume_from: str | None = None) -> None:
         self.trainer, self.trial, self.args, self.events = trainer, trial, trainer.args, trainer._mt_events
-        self.resume_from, args, overrides = resume_from, trainer.args, trainer._mt_overrides
+        self.resume_from, args, compat = resume_from, trainer.args, trainer._mt_compat
         supervised = trainer._mt_supervised
         limit = None if supervised is None or args.fsdp else supervised.examples  # memory ran out before a restart
         splits_batches = args.auto_find_batch_size or limit is not None
@@ -90,21 +92,21 @@ class TrainingRun:
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
         trainer._mt_checkpoints.find_stale(resume_from)
-        if args.save_strategy != "no" and not overrides.has(*WRITERS):
+        if args.save_strategy != "no" and not compat.writes_checkpoints:
             check_extra_states(unwrapped)
-        if args.save_async and args.save_strategy != "no":
-            overrides.allow("saving while training goes on", *WRITERS)
+        if args.save_strategy == "no" or not args.save_async:
+            compat = compat.without(BACKGROUND_SAVES)
+        if not isinstance(trainer.optimizer, AdamW):
+            compat = compat.without(CLIPPING_IN_STEP)
+        self.compat = trainer._mt_compat = compat
 
         buckets = buckets_of(self.loader)
         self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
-        # an override of training_step may change a loss in place after it has returned it
-        self.owns_losses = not overrides.has("training_step")
+        self.owns_losses = not compat.keeps_losses
         may_move = args.device.type != "cpu"  # transformers' loaders move batches, so an override need not
-        self.moves_loaded = may_move and overrides.has("get_batch_samples")
-        self.moves_batches = may_move and overrides.has("training_step", "_prepare_inputs", "_prepare_input")
-        self.waits_at_each_step = not overrides.allow(
-            "steps that do not wait for the loss", "_maybe_log_save_evaluate"
-        )
+        self.moves_loaded = may_move and compat.loads_batches
+        self.moves_batches = may_move and compat.steps_see_batches
+        self.waits_at_each_step = compat.logs_each_step
         self.batch_check = BatchCheck(base_model(self.model))
         self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
         scaled = trainer._mt_precision.scaler is not None
@@ -123,14 +125,13 @@ class TrainingRun:
         self.gradients = Gradients(trainer, unwrapped)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
-        in_order = overrides.allow("naming rows of the dataset in warnings", "get_batch_samples")
-        self.history = BatchHistory(self.loader, in_order)
+        self.history = BatchHistory(self.loader, not compat.loads_batches)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
         self.splitter, self.stop_on_nan = None, None
         if splits_batches:
             # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
-            sampler = None if overrides.has("split_batch") else getattr(self.loader, "batch_sampler", None)
+            sampler = None if compat.splits_batches else getattr(self.loader, "batch_sampler", None)
             self.splitter = MicrobatchSplitter(
                 trainer,
                 self.position,
@@ -152,8 +153,7 @@ class TrainingRun:
     def _prepare_model_and_optimizer(self) -> None:
         """Wraps the model, and makes optimizer and schedule where the Trainer has none."""
         trainer = self.trainer
-        own = ("create_optimizer", "create_optimizer_and_scheduler", "compute_loss", "training_step")
-        if trainer.optimizer is None and not trainer._mt_overrides.has(*own):  # these may train other parameters
+        if trainer.optimizer is None and not trainer._mt_compat.makes_optimizer_or_loss:
             check_trainable(trainer.model)
         self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
@@ -175,12 +175,11 @@ class TrainingRun:
         trainer._load_from_checkpoint(folder)
         trainer._load_optimizer_and_scheduler(folder)
         trainer._load_scaler(folder)
-        is_overridden = trainer._mt_overrides.has("_load_rng_state")
         saved = {
             "loop": read_position(folder, processes.rank, processes.size),
             "rng": read_rng(folder, processes.rank, processes.size),
         }
-        load_rng = functools.partial(trainer._load_rng_state, folder) if is_overridden else None
+        load_rng = functools.partial(trainer._load_rng_state, folder) if self.compat.restores_rng else None
         self.position.load_state_dict(saved, load_rng)
 
     # Training
@@ -232,8 +231,8 @@ class TrainingRun:
             position.postponed.append("stop")  # the run died after a callback had ended it
         with position.repeating():
             self.events.fire("on_train_begin")
-        self.events.begin_report()
-        for text in self.trainer._mt_overrides.texts():
+        self.begin_report()
+        for text in self.compat.off:
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)
@@ -249,6 +248,20 @@ class TrainingRun:
     def is_complete(self) -> bool:
         """Returns True if the checkpoint that the run resumes is that of its end."""
         return self.position.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
+
+    def begin_report(self) -> None:
+        trainer, supervised = self.trainer, self.trainer._mt_supervised
+        report = begin_report(
+            trainer._mt_checkpoints.run_dir,
+            self.args,
+            trainer.state,
+            trainer.model,
+            loader=self.loader,
+            update_size=self.update_size,
+            resume_from=self.resume_from,
+            restarts=() if supervised is None else supervised.restarts,
+        )
+        self.events.report_to(report)
 
     def end_epoch(self) -> None:
         self.position.epoch_has_ended = True
@@ -319,9 +332,9 @@ class TrainingRun:
         if not is_current(self.model):  # a callback has frozen parameters or released some
             self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         tokens_before = trainer.state.num_input_tokens_seen
-        exchanges = trainer._mt_overrides.has("compute_loss")  # TRL's does, and the other processes would wait
+        exchanges = self.compat.computes_loss  # TRL's does, and the other processes would wait
         padding = trainer._mt_loss.padding(len(batches))
-        counts_itself = trainer._mt_overrides.has("_track_num_input_tokens")  # over all processes, as transformers'
+        counts_itself = self.compat.counts_tokens  # over all processes, as transformers'
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
                 accelerator.gradient_state._set_sync_gradients(i == last)

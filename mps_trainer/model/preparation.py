@@ -10,20 +10,19 @@ import torch
 from torch import nn
 from transformers.integrations.neftune import neftune_post_forward_hook
 
+from ..compat import LOSS_WITHOUT_LOGITS, Compat
 from ..devices.facts import apple_chip, macos
 from ..distributed import Processes
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
-from ..utils.overrides import Overrides
 from .activation_checkpointing import enable_activation_checkpointing
 from .adapters import check_sparse_adapters
-from .attention_in_models import attention_chunked, shortest_chunked
+from .attention_patching import attention_chunked, shortest_chunked
 from .introspection import base_model
 from .large_product_warning import told_of_large_products
 from .patches.contiguous import make_contiguous, warn_of_known_faults
-from .patches.deferred_logits import deferring_head, logits_deferred
-from .patches.fast_dropout import fast_dropout
+from .patches.deferred_logits import deferring_head, has_large_logits, logits_deferred
 from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
 from .patches.rotary import rotations_in_few_kernels
@@ -42,7 +41,7 @@ class PreparedTrainer(Protocol):
     compute_loss_func: Any
     label_smoother: Any
     neftune_noise_alpha: float | None
-    _mt_overrides: Overrides
+    _mt_compat: Compat
     _mt_precision: MixedPrecision
     _mt_processes: Processes
 
@@ -56,7 +55,7 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
     Args:
         device: the one for which the model is patched. Default: `args.device`.
     """
-    model, args, overrides = trainer.model, trainer.args, trainer._mt_overrides
+    model, args = trainer.model, trainer.args
     is_distributed = trainer._mt_processes.is_distributed
     model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
     device = device or args.device
@@ -77,18 +76,20 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
         DebugUnderflowOverflow(model)
     model.train()
     head = deferring_head(model, args, is_distributed)
+    if head is None or not has_large_logits(head) or not model_computes_loss:
+        trainer._mt_compat = trainer._mt_compat.without(LOSS_WITHOUT_LOGITS)
+    defers = model_computes_loss and not trainer._mt_compat.computes_loss
     few_kernels = device.type == "mps" and not args.torch_compile
     with (
         noisy_embeddings(model, trainer.neftune_noise_alpha),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
-        fast_dropout(args.fast_dropout and device.type == "cpu" and not args.torch_compile),
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),
         vector_weights_as_matrices(model, device.type == "mps"),
         attention_chunked(shortest_chunked(args, device), model),
         told_of_large_products(model, device, apple_chip(), split=head),
-        logits_deferred(head, device, apple_chip(), model_computes_loss, overrides),
+        logits_deferred(head, device, apple_chip(), defers),
         trainer._mt_precision.applied_to(model),
     ):
         yield

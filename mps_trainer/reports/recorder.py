@@ -9,9 +9,9 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -43,24 +43,17 @@ _MOST_TRIALS = 40  # one page compares the last ones of a search
 _LASTING = ("begin", "restart", "resume", "warning", "fault", "stop")
 
 
-class RecordedTrainer(Protocol):
-    """Names what a report shows of a Trainer."""
+def begin_report(folder: str, args: Any, state: TrainerState, model: Any, **run: Any) -> Recorder | None:
+    """Returns the recorder of the run that begins now; None if no report is wanted, or in another process.
 
-    args: Any
-    model: Any
-    processing_class: Any
-    state: TrainerState
-    _mt_run: Any  # the run under way
-    _mt_checkpoints: Any  # its checkpoints
-    _mt_supervised: Any  # the same as its supervisor knows it, None without one
-
-
-def begin_report(trainer: RecordedTrainer) -> Recorder | None:
-    """Returns the recorder of the run that begins now; None if no report is wanted, or in another process."""
+    Args:
+        run: the further arguments of `Recorder`.
+    """
     try:
-        return Recorder(trainer) if trainer.args.writes_report and trainer.state.is_world_process_zero else None
+        wanted = args.writes_report and state.is_world_process_zero
+        return Recorder(folder, args, state, model, **run) if wanted else None
     except Exception as error:
-        _warn(trainer.args.output_dir, error)
+        _warn(args.output_dir, error)
         return None
 
 
@@ -91,33 +84,56 @@ class Recorder:
 
     It is not among the callbacks, which are transformers' and the user's. The handler tells it, after them, the events
     that it has a method for, and the Trainer what has no event. It reads the host's clock and counters of memory, and
-    never waits for the device.
+    never waits for the device. It holds neither model nor Trainer, because it outlives the run: a script may evaluate
+    once more.
+
+    Args:
+        folder: the run's, for the report.
+        args: the arguments of the run.
+        state: its state, which tells the step and the logs.
+        model: only described.
+        loader: the loader of the training batches.
+        update_size: examples in an optimizer step of all processes.
+        resume_from: the checkpoint that the run resumes, or None.
+        restarts: those that its supervisor knows of.
     """
 
-    def __init__(self, trainer: RecordedTrainer) -> None:
-        args, state, run = trainer.args, trainer.state, trainer._mt_run
-        self._trainer, self.folder, self.ended, self.is_closed = trainer, trainer._mt_checkpoints.run_dir, False, False
+    def __init__(
+        self,
+        folder: str,
+        args: Any,
+        state: TrainerState,
+        model: Any,
+        loader: Any = None,
+        update_size: int = 1,
+        resume_from: str | None = None,
+        restarts: Sequence[Any] = (),
+    ) -> None:
+        self._args, self._state, self.folder = args, state, folder
+        self.ended = self.is_closed = False
         self._draws, self._has_facts, self._has_logged_path = not state.is_hyper_param_search, False, False
         self._begun = time.perf_counter()
         self._apart, self._looked, self._saved, self._page_due = _APART, 0.0, -_SAVED_APART, self._begun + _RELOAD
         self._warnings = 0
-        earlier = _earlier(run.resume_from, state.global_step) if run.resume_from is not None else None
+        earlier = _earlier(resume_from, state.global_step) if resume_from is not None else None
         self.record = earlier or RunRecord("", {})
         self.record.name = readable(args.run_name or "") or os.path.basename(self.folder) or self.folder
         self._rules = rules_of(args)
-        self.record.origin = run_facts.origin_of(getattr(run.loader, "dataset", None), trainer.model, self._rules)
+        self.record.origin = run_facts.origin_of(getattr(loader, "dataset", None), model, self._rules)
+        self.record.model = run_facts.model_of(model, args)
+        self.record.data = run_facts.data_of(args, loader, update_size)
         self.session = Session(state.global_step, self.record.seconds, time.time())
         self.record.sessions.append(self.session)
         self.record.outcome = {"kind": RUNNING, "text": ""}
         noted = {event.text for event in self.record.events}
-        for restart in [] if trainer._mt_supervised is None else trainer._mt_supervised.restarts:
+        for restart in restarts:
             text = readable(f"{date(restart.time)} ({restart.number}): the run {restart}")
             if text not in noted:
                 self._add("restart", text, step=restart.progress.step if restart.progress else 0)
-        if run.resume_from is None:
+        if resume_from is None:
             self._add("begin")
         else:
-            self._add("resume", f"from {run.resume_from}")
+            self._add("resume", f"from {resume_from}")
         self._look()
         # last, because an error in another line would leave it watching
         self._fallbacks = FallbackWatch() if args.device.type == "mps" else None
@@ -142,11 +158,16 @@ class Recorder:
             self._write()
 
     @_never_in_the_way
-    def predicted(self, logits: Any, labels: Any, dataset: Any) -> None:
-        """Keeps what a page shows of the predictions of an evaluation."""
+    def predicted(self, logits: Any, labels: Any, dataset: Any, model: Any, processing_class: Any) -> None:
+        """Keeps what a page shows of the predictions of an evaluation.
+
+        Args:
+            dataset: has a row for each prediction; None where the rows are not known.
+            model, processing_class: name the classes and decode the texts.
+        """
         if logits is not None and labels is not None:
-            names = getattr(getattr(self._trainer.model, "config", None), "id2label", None)
-            decode = getattr(self._trainer.processing_class, "decode", None)
+            names = getattr(getattr(model, "config", None), "id2label", None)
+            decode = getattr(processing_class, "decode", None)
             texts = None if dataset is None else lambda rows: texts_of(dataset, rows, decode)
             found = classification_of(logits, labels, names if isinstance(names, dict) else {}, texts)
             self.record.classification = found or self.record.classification
@@ -165,13 +186,13 @@ class Recorder:
         if not self.ended:
             self._end(error)
             # a run that was refused before its first step leaves the folder as it was
-            has_trained = self._trainer.state.global_step > self.session.first_step
+            has_trained = self._state.global_step > self.session.first_step
             if error is None or has_trained or isinstance(error, torch.OutOfMemoryError):
                 self._write()
         self.is_closed = error is not None
 
     def _end(self, error: BaseException | None) -> None:
-        state = self._trainer.state
+        state = self._state
         self._look()
         self.session.seconds = self._now() - self.session.offset
         if self._fallbacks is not None:
@@ -201,7 +222,7 @@ class Recorder:
         """Adds an event at the present time; at most a hundred warnings, as a run may warn at each log."""
         self._warnings += kind == "warning"
         if kind != "warning" or self._warnings <= _WARNINGS:
-            step = self._trainer.state.global_step if step is None else step
+            step = self._state.global_step if step is None else step
             self.record.events.append(Event(kind, step, self._now(), readable(text), took))
 
     def _now(self) -> float:
@@ -212,7 +233,7 @@ class Recorder:
     def _look(self) -> None:
         """Adds a mark: clock and memory."""
         self._looked = time.perf_counter()
-        memory, state, marks = measure(self._trainer.args.device), self._trainer.state, self.session.marks
+        memory, state, marks = measure(self._args.device), self._state, self.session.marks
         resident = psutil.Process().memory_info().rss
         marks.append((state.global_step, self._now(), float(state.total_flos), memory.live, memory.driver, resident))
         if len(marks) >= _MARKS:
@@ -249,7 +270,7 @@ class Recorder:
 
     def _update(self) -> None:
         """Updates the facts that are looked up when the record is written, some of them once."""
-        args, state, now = self._trainer.args, self._trainer.state, self.record
+        args, state, now = self._args, self._state, self.record
         now.outcome |= {"step": state.global_step, "max_steps": state.max_steps}
         now.history = record.read_history(state.log_history)
         if state.best_metric is not None:
@@ -261,10 +282,8 @@ class Recorder:
             }
         if self._has_facts:
             return
-        self._has_facts, run = True, self._trainer._mt_run
+        self._has_facts = True
         now.device = args.decision.to_dict()
-        now.model = run_facts.model_of(self._trainer.model, args)
-        now.data = run_facts.data_of(args, run.loader, run.update_size)
         now.arguments, now.changed = run_facts.arguments_of(args, self._rules)
         facts = for_a_report(gather_facts(environ=dict(os.environ)))
         now.environment = {"mps_trainer": __version__, **facts.to_dict()}
@@ -303,7 +322,7 @@ def compare_trials(folder: str, begun: float) -> None:
         _warn(folder, error)
 
 
-_SIMULATOR = "mps_trainer.simulator.session"
+_SIMULATOR = "mps_trainer.tools.simulator.session"
 _WARNING = re.compile(r"The operator '([^']+)' is not currently supported on the MPS backend")
 
 

@@ -17,7 +17,7 @@ from ..data.columns import name_parts
 from ..data.samplers import lengths_in_column
 from ..devices.facts import without_home
 from ..distributed.sharded import class_of
-from ..model.attention_in_models import describe_attention
+from ..model.attention_patching import describe_attention
 from ..model.introspection import flos_per_token
 from ..training_args import TrainingArguments
 from ..utils.text import as_line

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mps_trainer.check import CoverageReport, Support, trace
-from mps_trainer.check.coverage_report import _WIDTHS
+from mps_trainer.tools.check.coverage_report import _WIDTHS
 
 
 def names(report: CoverageReport, *supports: Support) -> set[str]:

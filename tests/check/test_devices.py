@@ -13,7 +13,7 @@ from transformers.pytorch_utils import compile_compatible_method_lru_cache
 
 from mps_trainer import Trainer
 from mps_trainer.check import RefusedCall, trace, trace_step
-from mps_trainer.check.residency import Residency
+from mps_trainer.tools.check.residency import Residency
 from tests.conftest import Classifier, on_device
 
 from .conftest import what_to_do

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mps_trainer.check import operator_table, trace
-from mps_trainer.check.mps_kernels import _GRAPHS_BEFORE, compiles_graphs, reads
+from mps_trainer.tools.check.mps_kernels import _GRAPHS_BEFORE, compiles_graphs, reads
 
 GRAPHS = {
     "linear": ("2.13.0", "2.14.1", "2.15.0"),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mps_trainer.check import BlockingRead, CoverageReport, Tracer, trace
-from mps_trainer.check.source import SourceLine
+from mps_trainer.tools.check.source import SourceLine
 
 from . import waits
 from .conftest import reads

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mps_trainer.check import OperatorTable, Support, operator_table
-from mps_trainer.check import table as table_module
-from mps_trainer.check.table import always_falls_back
+from mps_trainer.tools.check import table as table_module
+from mps_trainer.tools.check.table import always_falls_back
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mps_trainer.check import CoverageReport, DtypeProblem, OperatorUse, Support, Tracer, trace
-from mps_trainer.check.coverage_report import LargeProduct
+from mps_trainer.tools.check.coverage_report import LargeProduct
 from tests.conftest import logged, refusal, weights
 from tests.tiny import tiny
 
@@ -138,7 +138,7 @@ def test_a_report_ends_with_a_verdict(found, verdict):
 
 @pytest.mark.parametrize("on", [True, False])
 def test_the_fallback_switch_is_taken_as_torch_took_it(monkeypatch, on):
-    monkeypatch.setattr("mps_trainer.check.tracer.fallback_when_torch_loaded", lambda: on)
+    monkeypatch.setattr("mps_trainer.tools.check.tracer.fallback_when_torch_loaded", lambda: on)
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", str(int(not on)))
     assert Tracer().report().fallback is on
 

@@ -88,7 +88,7 @@ def test_launch_runs_a_script_without_a_home_folder(homeless, monkeypatch, tmp_p
 
 
 def test_what_is_cached_does_without_a_home_folder(homeless, capsys, tmp_path):
-    from mps_trainer.simulator import build
+    from mps_trainer.tools.simulator import build
 
     refused = refusal(build._library, build.SOURCES, build.MODULE, kind=build.SimulatorUnavailableError)
     assert "Set MPS_TRAINER_CACHE" in refused

@@ -91,6 +91,6 @@ def test_selftest_with_a_report_on_a_full_disk_is_2_after_the_table(fine, capsys
 
 def test_selftest_without_a_folder_for_temporary_files_is_2(on_cpu, capsys, monkeypatch):
     full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr("mps_trainer.selftest.run.tempfile.TemporaryDirectory", full)
+    monkeypatch.setattr("mps_trainer.tools.selftest.run.tempfile.TemporaryDirectory", full)
     assert main(["selftest"]) == 2
     assert "error: There is no folder for temporary files" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
 from mps_trainer.reports import record
-from mps_trainer.simulator import session
+from mps_trainer.tools.simulator import session
 from tests.conftest import Classifier, callback, examples
 from tests.distributed.scenarios import arguments, scenario
 

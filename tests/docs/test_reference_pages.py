@@ -10,8 +10,8 @@ import pytest
 from mps_trainer import TrainingArguments
 from mps_trainer.cli import COMMANDS, _parser
 from mps_trainer.selftest import CHECKS, CheckResult
-from mps_trainer.selftest.numbers import TOLERANCES
-from mps_trainer.selftest.results import table as table_of_checks
+from mps_trainer.tools.selftest.numbers import TOLERANCES
+from mps_trainer.tools.selftest.results import table as table_of_checks
 
 from .pages import ROOT, all_blocks
 

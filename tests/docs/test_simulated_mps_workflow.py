@@ -54,7 +54,7 @@ def test_package_is_installed_from_its_repository_or_a_clone(repository, tmp_pat
     offline = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
     pip = run(sys.executable, "-m", "pip", install, *offline, "--target", tmp_path / "target", package, cwd=tmp_path)
     assert pip.returncode == 0, pip.stderr
-    assert list((tmp_path / "target" / "mps_trainer" / "simulator" / "csrc").glob("*.cpp"))
+    assert list((tmp_path / "target" / "mps_trainer" / "tools" / "simulator" / "csrc").glob("*.cpp"))
     (found,) = (tmp_path / "target").glob("mps_trainer-*.dist-info")
     metadata = PathDistribution(found).metadata
     assert metadata["Version"] == __version__

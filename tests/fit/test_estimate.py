@@ -9,9 +9,9 @@ import transformers
 
 from mps_trainer import Trainer
 from mps_trainer.fit import estimate
-from mps_trainer.fit.fit_report import GIB, FitReport, RemedyResult, higher_limit_of, limit_of, smallest_for
-from mps_trainer.fit.fit_report import SIZES as MACS
-from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
+from mps_trainer.tools.fit.fit_report import GIB, FitReport, RemedyResult, higher_limit_of, limit_of, smallest_for
+from mps_trainer.tools.fit.fit_report import SIZES as MACS
+from mps_trainer.tools.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import Classifier, assert_same_weights, examples, refusal, weights
 from tests.tiny import tiny, with_lora
 
@@ -126,7 +126,7 @@ def test_the_largest_batch_is_computed(make_args, accumulated):
 
 def test_remedies_leave_less_and_are_those_not_in_use(make_args, monkeypatch):
     pytest.importorskip("peft")
-    monkeypatch.setattr("mps_trainer.fit.remedies._takes_8_bits", lambda _: False)  # tests/libraries has torchao
+    monkeypatch.setattr("mps_trainer.tools.fit.remedies._takes_8_bits", lambda _: False)  # tests/libraries has torchao
     rows = [text() for _ in range(16)]
     report = estimate(Trainer(llama(), make_args(), train_dataset=rows))
     left = {each.text: each.bytes_peak for each in report.remedies}

@@ -6,7 +6,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.fit.fake_models import models_are_fake
+from mps_trainer.tools.fit.fake_models import models_are_fake
 from tests.tiny import tiny
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from mps_trainer.fit.fake_tensors import fake_mode, fake_of
-from mps_trainer.fit.known_values import _MOST, _MOST_FRACTIONS, HostReads, fake_with_values, values_of
-from mps_trainer.fit.memory_tracker import MemoryTracker
+from mps_trainer.tools.fit.fake_tensors import fake_mode, fake_of
+from mps_trainer.tools.fit.known_values import _MOST, _MOST_FRACTIONS, HostReads, fake_with_values, values_of
+from mps_trainer.tools.fit.memory_tracker import MemoryTracker
 
 IDS = torch.tensor([[7, 7, 1, 2], [7, 3, 1, 0]])
 WEIGHTS = torch.ones(8, 3)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mps_trainer import Trainer
 from mps_trainer.fit import estimate
-from mps_trainer.fit.chips import CHIPS, Chip, least_seconds
-from mps_trainer.fit.fit_report import SIZES
-from mps_trainer.fit.longest import MOST, STEP, longest, longest_texts
-from mps_trainer.fit.step import StepCost, as_on_mps, largest_batch, measure_step
+from mps_trainer.tools.fit.chips import CHIPS, Chip, least_seconds
+from mps_trainer.tools.fit.fit_report import SIZES
+from mps_trainer.tools.fit.longest import MOST, STEP, longest, longest_texts
+from mps_trainer.tools.fit.step import StepCost, as_on_mps, largest_batch, measure_step
 from tests.conftest import refusal
 from tests.fit.test_estimate import LENGTH, image, llama, text, vit
 from tests.tiny import tiny
@@ -118,7 +118,7 @@ def test_operations_are_those_of_the_products_and_add_up(make_args):
 @pytest.mark.parametrize("rows", [7, 16, LENGTH])
 def test_operations_of_attention_in_chunks_are_those_of_all_blocks(make_args, monkeypatch, rows):
     """The forward pass of all blocks, their second one in the backward pass, and four products there."""
-    monkeypatch.setattr("mps_trainer.model.attention.ROWS", rows)
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.ROWS", rows)
     model, cost = cost_of(make_args, chunked_attention=True)
     _, plain = cost_of(make_args)
     blocks = [(start, min(start + rows, LENGTH)) for start in range(0, LENGTH, rows)]

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from mps_trainer.fit.fake_tensors import fake_mode, fake_of
-from mps_trainer.fit.memory_tracker import ACTIVATIONS, LOGITS, OPTIMIZER, WEIGHTS, MemoryTracker
+from mps_trainer.tools.fit.fake_tensors import fake_mode, fake_of
+from mps_trainer.tools.fit.memory_tracker import ACTIVATIONS, LOGITS, OPTIMIZER, WEIGHTS, MemoryTracker
 from tests.conftest import refusal
 
 KIB = torch.zeros(256)

@@ -13,9 +13,9 @@ from torch import nn
 
 from mps_trainer import Trainer
 from mps_trainer.fit import estimate
-from mps_trainer.fit.remedies import remedies_for
-from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from mps_trainer.simulator import SimulationCallback
+from mps_trainer.tools.fit.remedies import remedies_for
+from mps_trainer.tools.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import assert_same_weights, logged, refusal, weights
 from tests.libraries.tiny import runs
 from tests.tiny import tiny

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mps_trainer import Trainer
+from mps_trainer.compat import Compat
 from mps_trainer.distributed import Processes
 from mps_trainer.loop import loss as losses
 from mps_trainer.loop.loss import (
@@ -21,7 +22,6 @@ from mps_trainer.loop.loss import (
     shifts_labels,
 )
 from mps_trainer.loop.run import TrainingRun
-from mps_trainer.utils.overrides import Overrides
 from tests.conftest import refusal
 from tests.tiny import tiny
 
@@ -142,7 +142,8 @@ def loss_with(*overrides, processes=ONE, **attributes):
         "model_accepts_loss_kwargs": True,
         "current_gradient_accumulation_steps": 1,
     }
-    own = {"_mt_overrides": Overrides(overrides), "_mt_processes": processes}
+    trainer = object.__new__(type("Own", (Trainer,), dict.fromkeys(overrides)))
+    own = {"_mt_compat": Compat.of(trainer), "_mt_processes": processes}
     return UpdateLoss(SimpleNamespace(**{**defaults, **own, **attributes}))
 
 

@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from transformers.models.bert import modeling_bert
 from transformers.models.llama import modeling_llama
 
-from mps_trainer.model import attention_in_models as in_models
+from mps_trainer.model import attention_patching
 from mps_trainer.model.attention_registries import is_of_transformers
 from mps_trainer.model.patches.masks import AttentionMasks
 from mps_trainer.model.patches.positions import positions_made_once
@@ -70,8 +70,8 @@ def restored():
 @pytest.fixture
 def calls(monkeypatch):
     made = []
-    chunked = in_models.chunked_attention
-    monkeypatch.setattr(in_models, "chunked_attention", lambda *args: made.append(args) or chunked(*args))
+    chunked = attention_patching.chunked_attention
+    monkeypatch.setattr(attention_patching, "chunked_attention", lambda *args: made.append(args) or chunked(*args))
     return made
 
 
@@ -111,7 +111,7 @@ def test_a_function_given_to_get_interface_is_used_with_a_warning(trained, calls
         caplog.clear()
         given = {"model": with_own_attention(), "train_dataset": rows()}
         trainer = trained(given, max_steps=2, chunked_attention=chunked, report=report)
-        described = in_models.describe_attention(trainer.model, trainer.args)
+        described = attention_patching.describe_attention(trainer.model, trainer.args)
         page = (Path(trainer.args.output_dir) / "report.html").read_text() if report else ""
         return logged(trainer, "loss"), described, "in chunks" in page
 
@@ -135,7 +135,7 @@ def set_in_the_instance(function):
 def test_a_registered_function_is_used_with_the_masks_of_transformers_and_stays(restored, own, calls, put, during):
     if not during:
         put(own)
-    with in_models.attention_chunked(1, llama()):
+    with attention_patching.attention_chunked(1, llama()):
         put(own)
         llama()(**batch())
         llama()(**batch(), attention_mask=torch.tensor([[1] * LENGTH, [1] * 8 + [0] * 4]))
@@ -143,7 +143,7 @@ def test_a_registered_function_is_used_with_the_masks_of_transformers_and_stays(
     assert [type(mask) for mask in own.masks] == [type(None)] * 2 + [torch.Tensor] * 2
     assert {mask.dtype for mask in own.masks[2:]} == {torch.bool}
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
-    assert in_models.describe_attention(llama(), CHUNKED) is None
+    assert attention_patching.describe_attention(llama(), CHUNKED) is None
 
 
 class CHUNKED:  # arguments of a run
@@ -153,7 +153,7 @@ class CHUNKED:  # arguments of a run
 def test_a_function_that_wraps_the_one_it_finds_in_a_run_computes_without_chunks_after_it(restored, calls):
     model, given = llama(), batch()
     expected = model(**given).loss
-    with in_models.attention_chunked(1, model):
+    with attention_patching.attention_chunked(1, model):
         found = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
         @functools.wraps(found)
@@ -171,7 +171,7 @@ def test_a_function_that_wraps_the_one_it_finds_in_a_run_computes_without_chunks
     AttentionInterface.register("sdpa", found)  # restores it
     assert is_of_transformers(ALL_ATTENTION_FUNCTIONS["sdpa"])
     assert torch.equal(model(**given).loss, expected)
-    with in_models.attention_chunked(1, model):
+    with attention_patching.attention_chunked(1, model):
         model(**given)
     assert len(calls) == 2
 
@@ -190,7 +190,7 @@ def test_only_functions_of_transformers_count_as_its_own():
 def test_an_eager_attention_that_a_user_put_into_the_module_is_used(monkeypatch, own, calls):
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", own)
     model = llama(attn_implementation="eager")
-    with in_models.attention_chunked(1, model):
+    with attention_patching.attention_chunked(1, model):
         model(**batch())
     assert not calls
     assert [type(mask) for mask in own.masks] == [torch.Tensor] * 2
@@ -207,7 +207,7 @@ def test_a_layer_of_a_user_gets_a_tensor_as_mask(calls):
 
     attention.forward = forward
     mask = torch.tensor([[1] * LENGTH, [1] * 8 + [0] * 4])
-    with in_models.attention_chunked(1, model):
+    with attention_patching.attention_chunked(1, model):
         model(**batch(), attention_mask=mask)
     assert type(seen[0]) is torch.Tensor
     assert len(calls) == 2
@@ -216,12 +216,12 @@ def test_a_layer_of_a_user_gets_a_tensor_as_mask(calls):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_layers_that_compute_their_own_attention_are_not_described_as_chunked(attention):
     model = llama(attn_implementation=attention)
-    assert in_models.describe_attention(model, CHUNKED) == "attention in chunks"
+    assert attention_patching.describe_attention(model, CHUNKED) == "attention in chunks"
     first, second = (layer.self_attn for layer in model.model.layers)
     first.forward = lambda hidden_states, **kwargs: (hidden_states, None)
-    assert in_models.describe_attention(model, CHUNKED) == "attention in chunks"
+    assert attention_patching.describe_attention(model, CHUNKED) == "attention in chunks"
     second.forward = first.forward
-    assert in_models.describe_attention(model, CHUNKED) is None
+    assert attention_patching.describe_attention(model, CHUNKED) is None
 
 
 def test_mask_functions_of_users_are_called_as_transformers_calls_them(restored):
@@ -238,7 +238,7 @@ def test_mask_functions_of_users_are_called_as_transformers_calls_them(restored)
     given["attention_mask"] = torch.ones(2, LENGTH)
     model.eval()
     expected = model(**given).loss
-    with in_models.attention_chunked(1, model):
+    with attention_patching.attention_chunked(1, model):
         torch.testing.assert_close(model(**given).loss, expected)
     masks = AttentionMasks(torch.device("cpu"), applies=True)
     with masks.in_use():
@@ -300,7 +300,7 @@ def test_a_rotation_of_a_user_is_not_replaced(monkeypatch):
 
 
 def gradients(model, given, change=None, chunked=True):
-    with in_models.attention_chunked(1 if chunked else None, model):
+    with attention_patching.attention_chunked(1 if chunked else None, model):
         loss = model(**given).loss
         if change is not None:
             change()
@@ -357,7 +357,7 @@ def test_masks_are_accepted_and_refused_as_by_torch(kind, shape, autocast):
     mask = torch.ones(shape).to(kind)
     results = []
     for shortest in (None, 1):
-        with in_models.attention_chunked(shortest), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with attention_patching.attention_chunked(shortest), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             try:
                 out, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, value, mask)
                 results.append(out.float())
@@ -389,7 +389,7 @@ def test_other_tensors_and_numbers_are_accepted_and_refused_as_by_torch(calls):
     for tensors, settings in cases:
         results = []
         for shortest in (None, 1):
-            with in_models.attention_chunked(shortest):
+            with attention_patching.attention_chunked(shortest):
                 try:
                     found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), *tensors, None, **settings)
                     results.append(found)
@@ -417,7 +417,7 @@ def test_a_learned_mask_gets_its_gradient(calls, caplog, shape):
     query, key, value = torch.randn(3, 2, 4, LENGTH, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mask, found = torch.rand(shape, requires_grad=True), []
     for shortest in (None, 1):
-        with in_models.attention_chunked(shortest):
+        with attention_patching.attention_chunked(shortest):
             out, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](nn.Module(), query, key, value, mask)
         found.append(torch.autograd.grad(out.square().sum(), mask)[0])
     assert torch.equal(*found)
@@ -440,7 +440,7 @@ def test_hooks_on_eager_attention_get_weights(calls, caplog, where):
         if where == "everywhere"
         else modules[where].register_forward_hook(look)
     )
-    with in_models.attention_chunked(1, model):
+    with attention_patching.attention_chunked(1, model):
         model(**batch())
     hook.remove()
     assert len(calls) == {"attention": 1, "layer": 1, "everywhere": 0, "model": 2}[where]
@@ -453,7 +453,7 @@ def test_hooks_of_transformers_that_record_weights_do_not_count(calls):
     model = llama(attn_implementation="eager")
     with torch.no_grad():
         assert model(**batch(), output_attentions=True).attentions[0] is not None
-    with in_models.attention_chunked(1, model):
+    with attention_patching.attention_chunked(1, model):
         model(**batch())
     assert len(calls) == 2
 
@@ -463,7 +463,7 @@ def test_eager_attention_drops_nothing_in_evaluation_mode():
     attend = AttentionInterface.get_interface
     module, results = nn.Module().eval(), []
     for shortest in (None, 1):
-        with in_models.attention_chunked(shortest):
+        with attention_patching.attention_chunked(shortest):
             function = ALL_ATTENTION_FUNCTIONS.get_interface("eager", modeling_bert.eager_attention_forward)
             results.append(function(module, query, key, value, None, scaling=0.3, dropout=0.5)[0])
     torch.testing.assert_close(*results)

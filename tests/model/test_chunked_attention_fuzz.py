@@ -17,8 +17,7 @@ from torch import nn
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from mps_trainer.model import attention
-from mps_trainer.model import attention_in_models as in_models
+from mps_trainer.model import attention_patching
 from tests.tiny import tiny
 
 SEEDS = range(20)
@@ -303,7 +302,7 @@ class Case:
         with contextlib.ExitStack() as stack:
             if self.own == "one layer":  # it has no name under which a later one could be found
                 stack.enter_context(in_one_layer(model))
-            stack.enter_context(in_models.attention_chunked(1 if chunked else None, model))
+            stack.enter_context(attention_patching.attention_chunked(1 if chunked else None, model))
             for step in range(STEPS):
                 if self.own not in (None, "one layer") and step == self.own_from:
                     stack.enter_context(OWN[self.own](model))
@@ -354,9 +353,9 @@ def difference(plain, chunked, low):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_attention_trains_as_the_models_own(seed, monkeypatch):
-    calls = mock.Mock(wraps=in_models.chunked_attention)
-    monkeypatch.setattr(in_models, "chunked_attention", calls)
-    monkeypatch.setattr(attention, "ROWS", 4)
+    calls = mock.Mock(wraps=attention_patching.chunked_attention)
+    monkeypatch.setattr(attention_patching, "chunked_attention", calls)
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.ROWS", 4)
     wrong = []
     for number in range(seed * CASES, (seed + 1) * CASES):
         case = Case(number)

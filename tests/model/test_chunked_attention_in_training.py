@@ -10,8 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert import modeling_bert
 
 from mps_trainer import MisconfigurationException, TrainingArguments
-from mps_trainer.model import attention
-from mps_trainer.model import attention_in_models as in_models
+from mps_trainer.model import attention_patching
 from mps_trainer.model.attention_masks import ChunkedMask, Reach
 from tests.conftest import callback, logged, refusal
 from tests.tiny import tiny, with_lora
@@ -47,13 +46,13 @@ def images(count=64):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(attention, "ROWS", 8)
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.ROWS", 8)
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    made = mock.Mock(wraps=in_models.chunked_attention)
-    monkeypatch.setattr(in_models, "chunked_attention", made)
+    made = mock.Mock(wraps=attention_patching.chunked_attention)
+    monkeypatch.setattr(attention_patching, "chunked_attention", made)
     return made
 
 
@@ -130,8 +129,8 @@ def test_what_it_cannot_do_stays_with_the_model_and_is_told_once(train, calls, c
     trainer = train(model(), data, True)
     assert losses(trainer) == pytest.approx(plain, rel=1e-6)
     assert not calls.called
-    assert in_models.describe_attention(trainer.model, trainer.args) is None
-    told = [record.getMessage() for record in caplog.records if record.name == in_models.__name__]
+    assert attention_patching.describe_attention(trainer.model, trainer.args) is None
+    told = [record.getMessage() for record in caplog.records if record.name == attention_patching.__name__]
     assert [reason in text and "its own attention" in text for text in told] == [True]
 
 
@@ -139,7 +138,7 @@ def test_what_it_cannot_do_stays_with_the_model_and_is_told_once(train, calls, c
 def test_attention_weights_that_are_asked_for_come_from_the_models_own(calls, in_config):
     model = llama(attn_implementation="eager", output_attentions=in_config)
     given = texts(1)[0]["input_ids"][None]
-    with in_models.attention_chunked(1):
+    with attention_patching.attention_chunked(1):
         found = model(input_ids=given, **({} if in_config else {"output_attentions": True})).attentions
     assert not calls.called
     assert [each.shape for each in found] == [(1, 4, LENGTH, LENGTH)] * 2
@@ -149,7 +148,7 @@ def test_short_inputs_take_the_models_eager_attention_whatever_its_name(calls):
     model = tiny("TimesFmModel", head_dim=8, attn_implementation="eager")
     inputs = torch.randn(2, 64), torch.zeros(2, 64), torch.zeros(2, 1).long()  # values, padding, frequency
     expected = model(*inputs).last_hidden_state
-    with in_models.attention_chunked(1024):
+    with attention_patching.attention_chunked(1024):
         assert torch.equal(model(*inputs).last_hidden_state, expected)
     assert not calls.called
 
@@ -169,11 +168,11 @@ def test_evaluation_and_generation_are_the_models_own(train, calls):
 
 
 def test_by_default_it_is_for_long_texts_on_mps(train, calls, monkeypatch, device):
-    monkeypatch.setattr(in_models, "SHORTEST", LENGTH)
+    monkeypatch.setattr(attention_patching, "SHORTEST", LENGTH)
     train(llama(), texts(), None, 1)
     assert calls.call_count == (2 if device == "mps" else 0)
     calls.reset_mock()
-    monkeypatch.setattr(in_models, "SHORTEST", LENGTH + 1)
+    monkeypatch.setattr(attention_patching, "SHORTEST", LENGTH + 1)
     train(llama(), texts(), None, 1)
     assert not calls.called
 
@@ -184,17 +183,17 @@ def test_the_first_lines_and_the_report_name_it(train, make_model, device):
         trainer = train(llama(max_position_embeddings=4096), texts(), chunked, 1, report=True)
         page = (Path(trainer.args.output_dir) / "report.html").read_text()
         assert ('<th scope="row">attention</th><td>in chunks</td>' in page) is bool(chunked)
-        described[chunked] = in_models.describe_attention(trainer.model, trainer.args)
+        described[chunked] = attention_patching.describe_attention(trainer.model, trainer.args)
     long = "attention in chunks for texts of 1,024 tokens or more"
     assert described == {None: long if device == "mps" else None, True: "attention in chunks", False: None}
-    assert in_models.describe_attention(llama(), trainer.args) is None
+    assert attention_patching.describe_attention(llama(), trainer.args) is None
     trainer.args.chunked_attention = True
     for model in (make_model(), tiny("BloomForCausalLM"), tiny("MambaForCausalLM")):  # without transformers' attention
-        assert in_models.describe_attention(model, trainer.args) is None
+        assert attention_patching.describe_attention(model, trainer.args) is None
     gemma = tiny("Gemma2ForCausalLM")
     gemma.model.layers[0].self_attn.attn_logit_softcapping = None  # MiMo V2 Flash has such layers
     for model in (gemma, tiny("LayoutLMForTokenClassification")):
-        assert in_models.describe_attention(model, trainer.args) == "attention in chunks"
+        assert attention_patching.describe_attention(model, trainer.args) == "attention in chunks"
 
 
 def test_other_uses_of_a_mask_make_it_whole():
@@ -215,16 +214,16 @@ def test_other_uses_of_a_mask_make_it_whole():
 def test_keys_that_are_added_after_their_mask_was_made_are_refused():
     query, key = torch.randn(1, 2, 4, 4, requires_grad=True), torch.randn(1, 2, 6, 4)
     mask = ChunkedMask(lambda *index: index[3] <= index[2], Reach(0), 1, 4, 4, torch.device("cpu"))
-    with in_models.attention_chunked(1), pytest.raises(MisconfigurationException, match="was made for 4"):
+    with attention_patching.attention_chunked(1), pytest.raises(MisconfigurationException, match="was made for 4"):
         ALL_ATTENTION_FUNCTIONS["sdpa"](torch.nn.Module(), query, key, key, mask)
 
 
 def test_a_mask_with_numbers_for_each_head_stays_with_the_models_own(calls, monkeypatch):
-    monkeypatch.setattr(attention, "BLOCK", 2**12)
+    monkeypatch.setattr("mps_trainer.model.chunked_attention.BLOCK", 2**12)
     query, key, value = torch.randn(3, 2, 4, LENGTH, 8, requires_grad=True)
     given = torch.nn.Module(), query, key, value, torch.randn(2, 4, LENGTH, LENGTH)
     expected, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](*given)
-    with in_models.attention_chunked(1):
+    with attention_patching.attention_chunked(1):
         found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](*given)
     assert torch.equal(found, expected)
     assert not calls.called
@@ -239,7 +238,7 @@ def test_one_query_sees_all_keys_and_eager_attention_has_its_mask_alone(calls):
             given = query.expand(1, 2, length, 4).clone().requires_grad_()
             mask = length == 5 and kind == "sdpa"
             expected = torch.nn.functional.scaled_dot_product_attention(given, *keys, is_causal=mask).transpose(1, 2)
-            with in_models.attention_chunked(1):
+            with attention_patching.attention_chunked(1):
                 attend = ALL_ATTENTION_FUNCTIONS.get_interface(kind, modeling_bert.eager_attention_forward)
                 found, _ = attend(module, given, *keys, None, is_causal=True)
             torch.testing.assert_close(found, expected)
@@ -250,4 +249,4 @@ def test_compiled_models_are_refused_or_left_alone():
     said = refusal(TrainingArguments, "out", torch_compile=True, chunked_attention=True)
     assert "chunked_attention=True does not go with torch_compile=True" in said
     args = TrainingArguments("out", torch_compile=True)
-    assert in_models.shortest_chunked(args, torch.device("mps")) is None
+    assert attention_patching.shortest_chunked(args, torch.device("mps")) is None

@@ -9,7 +9,6 @@ from torch import nn
 
 from mps_trainer.model.patches import deferred_logits
 from mps_trainer.model.patches.deferred_logits import logits_deferred
-from mps_trainer.utils.overrides import Overrides
 from tests import installed_torch
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 5, 6, 11
@@ -193,7 +192,7 @@ def outcome(seed, dtype, changes, autocast, deferred):
     head = nn.Linear(WIDTH, WORDS, bias=seed % 5 < 3, dtype=dtype).requires_grad_(seed % 7 < 5)
     nn.init.normal_(head.weight)
     with (
-        logits_deferred(head if deferred else None, CPU, None, True, Overrides()),
+        logits_deferred(head if deferred else None, CPU, None, True),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
         return run_chain(head, torch.randn(BATCH, LENGTH, WIDTH).to(dtype), seed, changes)

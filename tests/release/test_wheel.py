@@ -78,7 +78,7 @@ def test_what_is_built_has_the_package_its_data_the_examples_and_what_an_index_s
     examples = {f"mps_trainer/_examples/{name}" for name in files_of(ROOT / "examples")}
     pages = {f"mps_trainer/_docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     assert names == package | examples | pages
-    assert {"mps_trainer/py.typed", "mps_trainer/simulator/csrc/device.cpp"} <= names
+    assert {"mps_trainer/py.typed", "mps_trainer/tools/simulator/csrc/device.cpp"} <= names
 
     assert (metadata["Name"], metadata["Version"]) == ("mps_trainer", __version__)
     assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")

@@ -11,8 +11,9 @@ from torch import nn
 from mps_trainer import Trainer
 from mps_trainer.devices import MPSAccelerator
 from mps_trainer.selftest import CHECKS, run_selftest
-from mps_trainer.selftest.numbers import TOLERANCES, Tolerance, judge
-from mps_trainer.selftest.results import CheckFailed
+from mps_trainer.tools.selftest import operators
+from mps_trainer.tools.selftest.numbers import TOLERANCES, Tolerance, judge
+from mps_trainer.tools.selftest.results import CheckFailed
 from tests.conftest import on_device, refusal
 
 COMPARED = "losses as on the CPU"
@@ -134,7 +135,7 @@ WRONG = {
         "are still held after emptying the cache",
     ),
     "a kernel for each operator": (
-        lambda patch: patch.setattr("mps_trainer.selftest.operators.CANDIDATES", {"aten::add.Tensor": torch.abs}),
+        lambda patch: patch.setattr(operators, "CANDIDATES", {"aten::add.Tensor": torch.abs}),
         NO_KERNEL,
         "skipped",
         "has an MPS kernel for each of aten::add.Tensor$",

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mps_trainer.devices.known_faults import KNOWN_FAULTS
-from mps_trainer.selftest import faults, reproducers
-from mps_trainer.selftest.reproducers import GIB, REPRODUCERS
-from mps_trainer.selftest.results import CheckSkipped
+from mps_trainer.tools.selftest import faults, reproducers
+from mps_trainer.tools.selftest.reproducers import GIB, REPRODUCERS
+from mps_trainer.tools.selftest.results import CheckSkipped
 from tests.conftest import refusal
 
 CHECK = "known faults"

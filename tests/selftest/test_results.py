@@ -8,7 +8,7 @@ import pytest
 
 from mps_trainer import DeviceRequest, MachineFacts, resolve
 from mps_trainer.selftest import CheckResult, SelftestReport
-from mps_trainer.selftest.results import WIDTH, table
+from mps_trainer.tools.selftest.results import WIDTH, table
 from tests.devices.machines import MACHINES
 
 PASSED = CheckResult("losses", "passed", "largest difference 1.0e-06", 1.25, {"losses": [0.7, 0.6]})

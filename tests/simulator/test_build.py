@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mps_trainer.simulator import SimulatorUnavailableError, build
+from mps_trainer.tools.simulator import SimulatorUnavailableError, build
 from tests import HUNG_AFTER
 from tests.conftest import refusal
 
@@ -25,7 +25,7 @@ PyMODINIT_FUNC PyInit_mps_simulator() { return PyModule_Create(&module); }
 
 LOAD = """
 import pathlib, sys
-from mps_trainer.simulator import build
+from mps_trainer.tools.simulator import build
 build.SOURCES = pathlib.Path(sys.argv[1])
 print(build.load_extension().__file__)
 """

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer.simulator.compiled import CompiledStep, count_kernels, kernels_in, reason_of
+from mps_trainer.tools.simulator.compiled import CompiledStep, count_kernels, kernels_in, reason_of
 from tools.compiled_kernels import STEPS
 
 SOURCE = """

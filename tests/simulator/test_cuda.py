@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from mps_trainer.simulator import SimulatorUnavailableError, build, cuda
+from mps_trainer.tools.simulator import SimulatorUnavailableError, build, cuda
 from tests import run_python
 from tests.conftest import refusal
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mps_trainer.simulator import simulated_mps
-from mps_trainer.simulator.memory_limit import parse_bytes
+from mps_trainer.tools.simulator.memory_limit import parse_bytes
 from tests import installed_torch
 from tests.conftest import on_device, refusal
 

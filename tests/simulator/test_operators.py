@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mps_trainer.check import Support, trace
-from mps_trainer.check.table import always_falls_back, operator_table
+from mps_trainer.tools.check.table import always_falls_back, operator_table
 from tests.conftest import on_device
 
 with warnings.catch_warnings():

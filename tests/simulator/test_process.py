@@ -50,7 +50,7 @@ kept[0][0].item()
 AFTER_FAKE_TENSORS = """
 import logging
 logging.disable()  # libraries log something when they are imported
-from mps_trainer.fit.fake_tensors import fake_mode, fake_of
+from mps_trainer.tools.fit.fake_tensors import fake_mode, fake_of
 with fake_mode():
     (fake_of(torch.ones(2, requires_grad=True)) * 2).sum().backward()
 activate()

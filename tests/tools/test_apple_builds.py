@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mps_trainer.check.autocast import policy
-from mps_trainer.check.table import always_falls_back
+from mps_trainer.tools.check.autocast import policy
+from mps_trainer.tools.check.table import always_falls_back
 from tools.apple_binary.compare import Comparison, compare_wheel
 from tools.apple_binary.macho import MachO
 from tools.apple_binary.registrations import registrations

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mps_trainer.check import OperatorTable
-from mps_trainer.check.mps_kernels import compiles_graphs
-from mps_trainer.check.table import read_operator_table
 from mps_trainer.devices.facts import parse_version
+from mps_trainer.tools.check.mps_kernels import compiles_graphs
+from mps_trainer.tools.check.table import read_operator_table
 
 from .callers import GRAPH, READ, operators_reaching
 from .macho import MachO

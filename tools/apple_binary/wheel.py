@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from mps_trainer.check.table import OPERATORS
+from mps_trainer.tools.check.table import OPERATORS
 from mps_trainer.utils.home import cache_folder
 
 # The CPython that the wheel is made for. The library with the kernels does not depend on it.

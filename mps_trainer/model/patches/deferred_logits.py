@@ -29,7 +29,6 @@ from ...devices.known_faults import M1_AND_M2, is_chip
 from ...devices.large_products import INNER, product
 from ...training_args import TrainingArguments
 from ...utils.attributes import attributes_replaced
-from ...utils.overrides import Overrides
 from ..introspection import base_model
 
 # Bytes of float32 logits that exist at a time. Of the plain loss's processor time, for 512 rows of 512 numbers and
@@ -53,22 +52,23 @@ def deferring_head(model: nn.Module, args: TrainingArguments, is_distributed: bo
     return head if type(head) is nn.Linear and "forward" not in vars(head) else None
 
 
+def has_large_logits(head: nn.Linear) -> bool:
+    """Returns True if the logits of a step of usual size are larger than a chunk."""
+    return 4 * head.out_features * _TOKENS > CHUNK
+
+
 @contextlib.contextmanager
-def logits_deferred(
-    head: nn.Linear | None, device: torch.device, chip: str | None, model_computes_loss: bool, overrides: Overrides
-) -> Iterator[None]:
-    """Makes `head` defer logits larger than a chunk in training mode inside, if only the model itself has them.
+def logits_deferred(head: nn.Linear | None, device: torch.device, chip: str | None, defers: bool) -> Iterator[None]:
+    """Makes `head` defer logits larger than a chunk in training mode inside.
 
     Args:
         chip: the Mac's. On those that compute long products wrong or slowly, the head's are split in any case.
-        model_computes_loss: False if a function of the Trainer's computes the loss from the logits.
-        overrides: a `compute_loss` of a subclass may do anything with the logits.
+        defers: False if other code than the model's computes the loss, because it may do anything with the logits.
     """
     if head is None:
         yield
         return
-    is_large = 4 * head.out_features * _TOKENS > CHUNK
-    defers = is_large and model_computes_loss and overrides.allow("the loss without logits", "compute_loss")
+    defers = defers and has_large_logits(head)
     splits = device.type == "mps" and is_chip(chip, M1_AND_M2) and head.out_features >= INNER
     active = [head]  # neither copies of the head nor wrappers that others leave behind defer
 

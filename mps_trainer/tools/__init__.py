@@ -1,0 +1,1 @@
+"""Looks at training from outside: compatibility check, memory estimate, simulated device and self-test."""
