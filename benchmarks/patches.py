@@ -32,7 +32,9 @@ def without_masks() -> Iterator[None]:
     from mps_trainer.model.patches import masks
 
     def made(device: torch.device) -> masks.AttentionMasks:
-        return masks.AttentionMasks(device, applies=False)
+        unused = masks.AttentionMasks(device)
+        unused.applies = False
+        return unused
 
     with mock.patch.object(trainer, "AttentionMasks", made):
         yield
@@ -65,7 +67,6 @@ OF_LLAMA = {
 PATCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "adamw": ("mps", without_adamw),
     "masks": ("mps", without_masks),
-    "fast_dropout": ("cpu", without("fast_dropout")),
     "unread_tokens": ("cpu", without("unread_tokens_skipped")),
 }
 
@@ -112,7 +113,6 @@ def processor_time() -> float:
             "disable_tqdm": True,
             "save_strategy": "no",
             "logging_strategy": "no",
-            "fast_dropout": True,
             "skip_unread_tokens": True,
         }
         args = TrainingArguments(

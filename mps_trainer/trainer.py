@@ -29,13 +29,17 @@ from transformers.trainer_utils import (
 )
 from transformers.utils.generic import can_return_loss, find_labels
 
-from . import search, trainer_checks, trainer_setup
+from . import search, trainer_checks
+from .arguments.accelerator_config import accumulation_steps
+from .arguments.deprecated import processing_class_from, warn_of_tokenizer
 from .callbacks import all_callbacks, call_first_who_add_to_logs
 from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
+from .checkpoints.manifest import STATE
 from .checkpoints.output_folder import make_folder, own_run_folder
+from .checkpoints.resume import checkpoint_to_resume
 from .checkpoints.rng import read_rng, set_rng
 from .compat import Compat
 from .data import dataloaders
@@ -61,6 +65,7 @@ from .guards.supervised import SupervisedRun, supervised
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
 from .loop.ending import ending_in_order
+from .loop.label_smoothing import make_label_smoother
 from .loop.loss import BatchWeight
 from .loop.run import TrainingRun
 from .loop.trainer_state import load_callbacks, new_state
@@ -77,7 +82,7 @@ from .model.introspection import (
 from .model.number_formats import check_formats
 from .model.patches.masks import AttentionMasks
 from .model.patches.unread_tokens import unread_tokens_skipped
-from .model.precision import MixedPrecision
+from .model.precision import MixedPrecision, set_tf32
 from .model.preparation import prepared_for_training, skips_unread_tokens
 from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
@@ -85,6 +90,8 @@ from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
 from .reports.recorder import compare_trials
 from .training_args import TrainingArguments
+from .utils.log_level import set_log_level
+from .utils.seeds import seed_all
 from .utils.terminal import lost_output_ignored
 
 logger = logging.getLogger(__name__)
@@ -170,8 +177,11 @@ class Trainer:
         self.is_fsdp_enabled = bool(args.fsdp)
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()
-        trainer_setup.apply_arguments(args)
-        self.processing_class = trainer_setup.processing_class_of(processing_class, tokenizer)
+        seed_all(args.seed, args.full_determinism)
+        set_log_level(args.get_process_log_level(), include_own=args.log_level != "passive")
+        args.gradient_accumulation_steps = accumulation_steps(args)
+        set_tf32(args.device, args.tf32)
+        self.processing_class = processing_class_from(processing_class, tokenizer)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_init = model_init
         self.compute_loss_func = compute_loss_func
@@ -203,8 +213,8 @@ class Trainer:
         self.label_names = find_labels(kind) if args.label_names is None else args.label_names
         self.can_return_loss = can_return_loss(kind)
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
-        self.label_smoother = trainer_setup.label_smoother(args, self.model)
-        self.data_collator = self.data_collator or trainer_setup.default_collator(self.processing_class)
+        self.label_smoother = make_label_smoother(args.label_smoothing_factor, self.model)
+        self.data_collator = self.data_collator or dataloaders.default_collator(self.processing_class)
 
         added = all_callbacks(args, self, callbacks or [])
         parts = self.model, self.processing_class, self.optimizer, self.lr_scheduler
@@ -248,8 +258,10 @@ class Trainer:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
-            trainer_setup.seed_all(self.args)
-            trainer_setup.forget_model(self)  # else two are in memory
+            seed_all(self.args.seed, self.args.full_determinism)
+            self.model_wrapped = None  # type: ignore[assignment] # frees the earlier run's model before the next one
+            for owner in (self, self.callback_handler):
+                owner.model = owner.optimizer = owner.lr_scheduler = None
             self._mt_use_model(self.call_model_init(trial))
         elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
             self.lr_scheduler = None
@@ -258,20 +270,21 @@ class Trainer:
         make_folder(self.args.output_dir)
         run_dir, processes = self._get_output_dir(trial), self._mt_processes
         with (
-            absent_named(self._mt_what_comes),
+            absent_named(self._mt_current_phase),
             own_run_folder(run_dir, self.args, processes),
             supervised(run_dir, processes, trial) as self._mt_supervised,
             ending_in_order(self),
-            absent_named(self._mt_what_comes),  # here as well, because the report shows what it adds to an error
+            absent_named(self._mt_current_phase),  # here as well, because the report shows what it adds to an error
             explained(self, TRAINING),
         ):
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
             trainer_checks.check_same_data(self, processes)
-            resume_from = self._mt_checkpoints.to_resume(resume_from_checkpoint)
+            resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, self._mt_supervised, processes)
             with prepared_for_training(self):
                 return TrainingRun(self, trial, resume_from).train()
 
-    def _mt_what_comes(self) -> str:
+    def _mt_current_phase(self) -> str:
+        """Returns what this process is at in a run, for errors about processes that are absent."""
         if self._mt_run is None:
             return "the start of training"
         step = self.state.global_step
@@ -333,7 +346,7 @@ class Trainer:
     @property
     def tokenizer(self) -> Any:
         """Deprecated name of `processing_class`."""
-        trainer_setup.warn_of_tokenizer()
+        warn_of_tokenizer()
         return self.processing_class
 
     @tokenizer.setter
@@ -1187,7 +1200,7 @@ class Trainer:
         self.save_model(folder, _internal_call=True)
         if self.args.should_save:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
-            self._mt_savable_logs.save(self.state, os.path.join(folder, folders.STATE))
+            self._mt_savable_logs.save(self.state, os.path.join(folder, STATE))
             self._mt_checkpoints.save_states(folder, OPTIMIZER, SCHEDULER)
 
     def _get_output_dir(self, trial: Any) -> str:

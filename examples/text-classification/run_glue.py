@@ -135,7 +135,7 @@ def parse(argv: list[str]) -> tuple[ModelArguments, DataTrainingArguments, mps_t
     kinds = (ModelArguments, DataTrainingArguments, mps_trainer.TrainingArguments)
     parser = OneLineParser(kinds, prog="run_glue.py", description=str(__doc__).split("\n")[0])
     names, padded = given(argv), read_config(argv).get("pad_to_max_length", True)
-    defaults: dict[str, Any] = {"fast_dropout": True, "skip_unread_tokens": True}
+    defaults: dict[str, Any] = {"skip_unread_tokens": True}
     if "group_by_length" not in names and not ("pad_to_max_length" in names and padded):
         defaults["train_sampling_strategy"] = "bucket_by_length"  # few lengths, because a Mac compiles each shape
     defaults |= EMBEDDED_DEFAULTS if "embedded" in names else {}

@@ -76,3 +76,19 @@ def accelerator_config(name: str, value: Any) -> AcceleratorConfig:
             "beforehand, with accelerate.PartialState(), or leave it out: with one process it has no effect."
         )
     return config
+
+
+def accumulation_steps(args: Any) -> int:
+    """Returns how many batches make an update, from `accelerator_config` or `gradient_accumulation_steps`.
+
+    Raises:
+        MisconfigurationException: if both are given.
+    """
+    config: Any = args.accelerator_config
+    steps: int | None = (config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if steps is not None and args.gradient_accumulation_steps > 1:
+        raise MisconfigurationException(
+            "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
+            "both say how many batches make an update. Leave one of them out."
+        )
+    return steps or args.gradient_accumulation_steps

@@ -1,8 +1,10 @@
-"""Deprecated names of earlier releases of transformers, and one that still works without a warning.
+"""Deprecated names of earlier releases, and one that still works without a warning.
 
 Each deprecated name does what it always did, says once what to write instead, and is then spent: its value has moved
 to the new name, so that copying the arguments does not warn again. Only logging_dir has no new name among the
 arguments and keeps its value.
+
+The Trainer's own deprecated name, `tokenizer`, is here too.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ NO_APEX = NotSupported("Apex is not used", "Leave it out: fp16=True is torch's o
 
 @dataclass(kw_only=True)
 class DeprecatedArguments:
-    """The names that transformers 5 has removed, which are shown only where they are set."""
+    """The names that transformers 5 or this package has removed, which are shown only where they are set."""
 
     overwrite_output_dir: bool = option(
         False, "Train from the beginning even if output_dir has checkpoints of an earlier run."
@@ -112,6 +114,7 @@ class DeprecatedArguments:
     use_legacy_prediction_loop: bool = option(
         False, "Deprecated: no effect; there is only one prediction loop.", becomes={}
     )
+    fast_dropout: bool = option(False, "Deprecated: no effect; dropout is torch's own.", becomes={})
     fsdp_min_num_params: int = option(0, "Deprecated: use min_num_params in fsdp_config.", becomes={})
     fsdp_transformer_layer_cls_to_wrap: str | None = option(
         None, "Deprecated: use transformer_layer_cls_to_wrap in fsdp_config.", becomes={}
@@ -172,6 +175,36 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
         args.warmup_ratio = spent
     if args.logging_dir is not None:
         _warn(args, declared["logging_dir"])
+
+
+def processing_class_from(processing_class: Any, tokenizer: Any) -> Any:
+    """Returns the one that a Trainer was given, and warns about the deprecated name `tokenizer`.
+
+    Raises:
+        MisconfigurationException: if the two differ.
+    """
+    if tokenizer is None:
+        return processing_class
+    warnings.warn(
+        f"`Trainer(tokenizer=...)` is deprecated and will be removed in mps_trainer {DROPPED_IN}. "
+        "Use `processing_class`.",
+        FutureWarning,
+        stacklevel=3,
+    )
+    if processing_class is not None and processing_class is not tokenizer:
+        raise MisconfigurationException(
+            "tokenizer and processing_class are the same argument: give only processing_class."
+        )
+    return tokenizer
+
+
+def warn_of_tokenizer() -> None:
+    """Warns about the deprecated attribute `tokenizer` of a Trainer."""
+    warnings.warn(
+        f"`Trainer.tokenizer` is deprecated and will be removed in mps_trainer {DROPPED_IN}. Use `processing_class`.",
+        FutureWarning,
+        stacklevel=3,
+    )
 
 
 def _warn(args: Any, field: Declaration) -> None:

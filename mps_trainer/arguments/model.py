@@ -57,12 +57,6 @@ class ModelArguments:
         "always, false: never. [on mps, for texts of 1,024 tokens or more]",
         kw_only=True,
     )
-    fast_dropout: bool = option(
-        False,
-        "On the CPU, draw the random numbers of dropout for four elements at once; results differ from torch's "
-        "dropout.",
-        kw_only=True,
-    )
     skip_unread_tokens: bool = option(
         False,
         "Compute the last layer of classifiers such as BERT for the first token alone, with other draws of dropout.",

@@ -158,7 +158,7 @@ class Checkpoints:
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
         positions = None
         if trainer._mt_run is not None and not args.save_only_model:
-            positions = trainer._mt_processes.gather(trainer._mt_run.run_state.state_dict())
+            positions = trainer._mt_processes.gather(trainer._mt_run.position.state_dict()["loop"])
         self._gathered = self._gather()
         try:
             if args.should_save:
@@ -310,18 +310,9 @@ class Checkpoints:
     def _rng(self) -> dict[str, Any]:
         """Returns the states of this process's generators, and those that its loader drew from."""
         run = self._trainer._mt_run
-        return rng_state() if run is None else run.batch_source.state_dict()
+        return rng_state() if run is None else run.position.rng_state()
 
     # Loading
-
-    def to_resume(self, requested: str | bool | None) -> str | None:
-        """Returns the checkpoint that the run resumes, the same in all processes; None to start from the beginning.
-
-        After a restart it is the newest that the run has saved; otherwise, or if there is none, the one `requested`.
-        """
-        supervised, processes = self._trainer._mt_supervised, self._trainer._mt_processes
-        own = None if supervised is None else supervised.checkpoint_to_resume(self._given, processes)
-        return own or processes.first_does(lambda: folders.checkpoint_to_resume(requested, self._given))
 
     def load_best(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""

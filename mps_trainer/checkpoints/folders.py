@@ -1,4 +1,4 @@
-"""Finds, selects, commits and removes the folders of checkpoints, and what killed runs left of them."""
+"""Finds, commits and removes the folders of checkpoints, and what killed runs left of them. Loads no torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import os
 import re
 import shutil
 
-from ..errors import MisconfigurationException
-from ..utils.text import shown
 from . import manifest
-from .manifest import STATE
 
 logger = logging.getLogger(__name__)
 
@@ -37,90 +34,6 @@ def find_checkpoints(output_dir: str) -> list[str]:
         return []
     names = (name for name in os.listdir(output_dir) if os.path.isdir(os.path.join(output_dir, name)))
     return [checkpoint_folder(output_dir, step) for step in sorted(map(step_of, names)) if step >= 0]
-
-
-# Selection
-
-
-def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str | None:
-    """Returns the whole checkpoint to resume from: the one named, for True the newest in `output_dir`, or None.
-
-    A damaged checkpoint that is newer is skipped with a warning that says why.
-
-    Raises:
-        MisconfigurationException: if there is no such checkpoint, or the one that was named is damaged.
-    """
-    if requested is None or requested is False:
-        return None
-    if requested is True:
-        return _newest_whole(output_dir)
-    folder = os.fspath(requested) if isinstance(requested, os.PathLike) else requested
-    if not isinstance(folder, str) or not folder or "\0" in folder:
-        raise MisconfigurationException(
-            f"resume_from_checkpoint is {shown(requested, 50)}, which is not a folder. Give the path of a folder "
-            "checkpoint-<step>, or True for the newest one in output_dir."
-        )
-    if folder.lower() == "true" and not os.path.exists(folder):
-        return _newest_whole(output_dir)
-    why = manifest.fault(folder)
-    if why is None:
-        return folder
-    if not os.path.isfile(os.path.join(folder, STATE)):
-        raise MisconfigurationException(
-            f"Can't find a valid checkpoint at {folder}: {why}. Name a folder checkpoint-<step> that the Trainer "
-            "wrote."
-        )
-    others = find_checkpoints(os.path.dirname(os.path.abspath(folder)))
-    others = [path for path in others if path != os.path.abspath(folder) and manifest.fault(path) is None]
-    way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
-    if os.path.isfile(os.path.join(folder, manifest.NAME)):
-        way_on += f" If you changed it on purpose, delete its {manifest.NAME}; it then loads unchecked."
-    raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}")
-
-
-def _newest_whole(output_dir: str) -> str:
-    found = find_checkpoints(output_dir)
-    newest, damaged = last_saved(found)
-    if newest is not None:
-        latest = [folder for folder in found if folder not in damaged][-1]
-        if newest != latest:
-            logger.warning(
-                "%s was saved last, but %s has a later step: another run wrote it, or this run was resumed from an "
-                "earlier step. Resuming from %s. To resume from the other one, name it in resume_from_checkpoint.",
-                newest, latest, newest,
-            )  # fmt: skip
-        return newest
-    if not damaged:
-        raise MisconfigurationException(
-            f"No valid checkpoint found in output directory ({output_dir}). Train without "
-            "resume_from_checkpoint, or give output_dir the folder of the run to continue."
-        )
-    reasons = "; ".join(f"{os.path.basename(folder)}: {why}" for folder, why in damaged.items())
-    raise MisconfigurationException(
-        f"No valid checkpoint found in output directory ({output_dir}): all are damaged. {reasons}. Train without "
-        "resume_from_checkpoint and with overwrite_output_dir, or name a checkpoint of another folder."
-    )
-
-
-def last_saved(found: list[str]) -> tuple[str | None, dict[str, str]]:
-    """Returns the whole checkpoint of `found` that was saved last, and the faults of those saved after it.
-
-    The numbers in their manifests order them. One without, which transformers wrote, comes after all smaller steps.
-    """
-    saves = {folder: manifest.entry(folder, "save") for folder in found}
-    ordered = sorted((folder for folder in found if saves[folder] is not None), key=saves.__getitem__)
-    for folder in found:
-        if saves[folder] is None:
-            smaller = [place for place, other in enumerate(ordered) if step_of(other) < step_of(folder)]
-            ordered.insert(smaller[-1] + 1 if smaller else 0, folder)
-    faults: dict[str, str] = {}
-    for folder in reversed(ordered):
-        if (why := manifest.fault(folder)) is None:
-            for skipped, reason in faults.items():
-                logger.warning("Skipping %s, which is damaged: %s. Resuming from %s.", skipped, reason, folder)
-            return folder, faults
-        faults[folder] = why
-    return None, faults
 
 
 # Committing

@@ -20,9 +20,10 @@ from ..errors import MisconfigurationException
 from ..model.adapters import adapter_folders, load_adapters
 from ..utils.compiled import plain_name, uncompiled
 from . import manifest, schema, shards
-from .files import damaged, is_there, read_safetensors, read_tensors
+from .files import damaged, is_there
 from .manifest import STATE, WEIGHTS, weight_files
 from .rng import read_positions, rng_files
+from .tensor_files import read_safetensors, read_tensors
 from .usable_states import require_usable
 
 logger = logging.getLogger(__name__)

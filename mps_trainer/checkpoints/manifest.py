@@ -1,4 +1,4 @@
-"""Lists the files of a checkpoint with their checksums, and finds files that were damaged later."""
+"""Lists the files of a checkpoint with their checksums, and finds files that were damaged later. Loads no torch."""
 
 from __future__ import annotations
 

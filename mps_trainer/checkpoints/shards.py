@@ -22,7 +22,8 @@ from ..distributed.sharded import is_shard
 from ..errors import MisconfigurationException
 from ..utils.compiled import uncompiled
 from . import manifest
-from .files import damaged, read_tensors
+from .files import damaged
+from .tensor_files import read_tensors
 
 FOLDER = "shards"
 WEIGHTS, OPTIMIZER = "model", "optimizer"  # in it, a folder each

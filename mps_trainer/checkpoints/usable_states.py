@@ -26,80 +26,121 @@ def require_usable(saved: Any, part: Any) -> None:
     """Raises an error unless `part`, an optimizer, schedule or scaler, can load `saved` and then take a step.
 
     torch's load_state_dict() does not notice: it takes another model's momenta, whose shapes a kernel over all
-    parameters does not check either, and any dictionary for a schedule. A copy without values therefore tries it.
+    parameters does not check either, and any dictionary for a schedule.
     """
     if isinstance(part, torch.optim.Optimizer):
-        _try_optimizer(saved, part)
+        _check_optimizer(saved, part)
     elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
         _try_schedule(saved, part)
     elif isinstance(part, torch.amp.GradScaler):
         msgspec.convert(saved, schema.ScalerState)
 
 
-def _try_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
+def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
     msgspec.convert(saved, schema.OptimizerState)
     groups, own_groups = saved["param_groups"], optimizer.param_groups
     indices = [index for group in groups for index in group["params"]]
     sizes = [[len(group["params"]) for group in each] for each in (groups, own_groups)]
     if sizes[0] != sizes[1] or len(indices) != len(set(indices)):
         raise ValueError("it belongs to a model with a different number of parameters")
-    kind = next(each for each in type(optimizer).__mro__ if each.__module__.startswith("torch."))
     for group, own in zip(groups, own_groups, strict=True):
-        for name, value in own.items():
-            if not isinstance(value, (int, float, tuple)):
-                continue
-            if name not in group:
-                if isinstance(value, bool):
-                    continue  # releases of torch add switches, which older states lack
-                raise ValueError(f"it belongs to another optimizer, which has no {name}")
-            if not is_like(group[name], value):
-                raise ValueError(f"it belongs to another optimizer, which has {name}={shown(group[name], 50)}")
+        _check_settings(group, own)
         # a foreign subclass may keep what it likes: GaLore's momenta have another shape
         if type(optimizer).__module__.partition(".")[0] in ("torch", "mps_trainer"):
-            states = [saved["state"].get(index, {}) for index in group["params"]]
-            try:
-                _try_step(kind, own, own["params"], [{} for _ in states])
-            except Exception:  # LBFGS needs a closure, Adafactor reads the values
-                continue
-            _try_step(kind, group, own["params"], states)
+            expected = _expected_states(optimizer, group, own)
+            for index, parameter in zip(group["params"], own["params"], strict=True):
+                state = saved["state"].get(index)  # none for a parameter that never had a gradient
+                if state and expected:
+                    _check_parameter_state(state, expected[parameter.shape, parameter.dtype])
 
 
-def _try_step(kind: Any, group: dict[str, Any], parameters: list[torch.Tensor], states: list[dict[str, Any]]) -> None:
-    """Takes a step of torch's optimizer `kind` with the settings of `group` and copies of parameters and states.
+def _check_settings(group: dict[str, Any], own: dict[str, Any]) -> None:
+    for name, value in own.items():
+        if not isinstance(value, (int, float, tuple)):
+            continue
+        if name not in group:
+            if isinstance(value, bool):
+                continue  # releases of torch add switches, which older states lack
+            raise ValueError(f"it belongs to another optimizer, which has no {name}")
+        if not is_like(group[name], value):
+            raise ValueError(f"it belongs to another optimizer, which has {name}={shown(group[name], 50)}")
 
-    A copy with more than one element has a shape, but no values.
+
+def _expected_states(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], own: dict[str, Any]
+) -> dict[tuple, dict[str, Any]]:
+    """Returns the state of a parameter after a step with the settings of `group`, by its shape and number format.
+
+    Only a step shows which entries an optimizer needs: those of Adamax and AdamW have the same settings, and
+    `amsgrad` adds an entry. Tensors with more than one element have no values, so the step computes nothing.
+
+    Returns:
+        {} for an optimizer that cannot step so: LBFGS needs a closure, Adafactor reads values.
 
     Raises:
-        Exception: whatever torch raises for settings or states that it cannot step with.
+        Exception: whatever torch raises for settings that it cannot step with.
     """
-    copies: dict[str, tuple[nn.Parameter, dict[str, Any]]] = {}  # parameters that are alike share one
-    for parameter, state in zip(parameters, states, strict=True):
+    kind: Any = next(each for each in type(optimizer).__mro__ if each.__module__.startswith("torch."))
+    try:
+        return _states_after_step(kind, group, own["params"])
+    except Exception:
+        try:
+            _states_after_step(kind, own, own["params"])
+        except Exception:
+            return {}
+        raise
+
+
+def _states_after_step(
+    kind: Any, group: dict[str, Any], parameters: list[torch.Tensor]
+) -> dict[tuple, dict[str, Any]]:
+    alike: dict[tuple, nn.Parameter] = {}
+    for parameter in parameters:
         device = "meta" if parameter.numel() > 1 else "cpu"
         each = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype, device=device))
         each.grad = torch.zeros_like(each)
-        copied = {name: _copied(value, name, each) for name, value in state.items()}
-        copies.setdefault(repr((each.shape, each.dtype, copied)), (each, copied))
-    settings = {**group, "params": [each for each, _ in copies.values()], "foreach": False, "fused": False}
+        alike.setdefault((each.shape, each.dtype), each)
+    settings = {**group, "params": list(alike.values()), "foreach": False, "fused": False}
     names = inspect.signature(kind).parameters.keys() & settings.keys()
     optimizer = kind(**{name: settings[name] for name in names})
-    optimizer.state.update((each, copied) for each, copied in copies.values() if copied)
     optimizer.__setstate__({"state": optimizer.state, "param_groups": [settings]})
     # hooks for all optimizers are not called for this one
     (kind.step.__wrapped__ if getattr(kind.step, "hooked", False) else kind.step)(optimizer)
+    return {key: optimizer.state[each] for key, each in alike.items()}
 
 
-def _copied(value: Any, name: str, parameter: torch.Tensor) -> Any:
-    """Returns a value of the state of `parameter` as load_state_dict() converts it; of tensors, only the shape."""
-    if name == "step" and not schema.fits(value.item() if torch.is_tensor(value) else value, schema.Amount):
-        raise ValueError(f"step is {shown(value, 50)}")
+def _check_parameter_state(state: Any, expected: dict[str, Any]) -> None:
+    """Raises ValueError unless the state of a parameter has the names, types and shapes of the expected one."""
+    if not isinstance(state, dict):
+        raise ValueError(f"the state of a parameter is {shown(state, 50)}")
+    for name, like in expected.items():
+        if name not in state:
+            raise ValueError(f"it has no {name}")
+        value = state[name]
+        if name == "step":
+            if not schema.fits(_number(value), schema.Amount):
+                raise ValueError(f"step is {shown(value, 50)}")
+        elif value is None and name == "momentum_buffer":
+            continue  # SGD makes one
+        elif torch.is_tensor(value) or like.dim():
+            _check_tensor(name, value, like.shape)
+        elif not schema.fits(value, float):  # older releases of torch have numbers for tensors without dimensions
+            raise ValueError(f"{name} is {shown(value, 50)}")
+
+
+def _check_tensor(name: str, value: Any, shape: torch.Size) -> None:
     if not torch.is_tensor(value):
-        return value
+        raise ValueError(f"{name} is {shown(value, 50)}")
     if value.layout != torch.strided or (is_traceable_wrapper_subclass(value) and not is_shard(value)):
         raise ValueError(f"{name} is not a dense tensor")  # torchao's states are not
-    dtype = parameter.dtype if parameter.is_floating_point() and name != "step" else value.dtype
-    if value.numel() > 1 or is_shard(value):
-        return torch.zeros(value.shape, dtype=dtype, device=parameter.device)
-    return value.to("cpu", dtype, copy=True)
+    if value.shape != shape:
+        raise ValueError(f"{name} has the shape {list(value.shape)}, and its parameter {list(shape)}")
+
+
+def _number(value: Any) -> Any:
+    """Returns the number in a tensor of one element, and any other value as it is."""
+    is_one = torch.is_tensor(value) and value.numel() == 1 and value.layout == torch.strided
+    return value.item() if is_one else value
 
 
 def _try_schedule(saved: Any, schedule: Any) -> None:
@@ -147,9 +188,7 @@ def is_like(saved: Any, own: Any) -> bool:
         return isinstance(saved, str)
     if not isinstance(own, (int, float)):
         return True
-    if torch.is_tensor(saved):
-        return saved.numel() == 1 and saved.layout == torch.strided and is_like(saved.item(), own)
-    return schema.fits(saved, schema.Finite if math.isfinite(own) else float)
+    return schema.fits(_number(saved), schema.Finite if math.isfinite(own) else float)
 
 
 def require_exported(saved: dict[str, Any], part: Any) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import glob
-import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from ..checkpoints.folders import is_left_over
+from ..checkpoints.resume import checkpoints_of_run
 from ..launching.processes import shell_status, signals_handled, status_of_signal
 from ..launching.restarts import (
     ALIVE,
@@ -41,8 +40,6 @@ from ..utils.terminal import on_terminal
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
 _LONGEST_PAUSE = 60  # seconds; each pause is twice as long as the one before
 _LAST_WORDS = 5.0  # seconds for the tracebacks of a run that hangs
-# These are the names of checkpoints.folders, which would load torch; a supervisor has to stay small.
-_LEFT_OVER = re.compile(r"\.mps_trainer\.lock|tmp-checkpoint-.*")
 
 
 def supervise(
@@ -197,19 +194,16 @@ def read_end(status: int, notes: str, hung_for: float = 0.0) -> End:
     return End(status, error.read_text(encoding="utf-8") if error.exists() else "", written, hung_for)
 
 
-def newest_checkpoint(folder: str, run: str) -> str | None:
-    """Returns the checkpoint in `folder` that the run saved last, by the manifests alone; None without one."""
-    saves = {}
-    for path in glob.glob(os.path.join(glob.escape(folder), "checkpoint-*", "manifest.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content.get("run") == run:
-                saves[int(content["save"])] = os.path.dirname(path)
-    if not saves:
+def newest_checkpoint(folder: str, run_id: str) -> str | None:
+    """Returns the checkpoint in `folder` that the run saved last, as a short path; None without one.
+
+    It is read only when the run starts again, which takes another one if this is damaged.
+    """
+    saved = checkpoints_of_run(folder, run_id)
+    if not saved:
         return None
-    newest = saves[max(saves)]
-    shorter = os.path.relpath(newest)
-    return newest if shorter.startswith(os.pardir) else shorter
+    shorter = os.path.relpath(saved[-1])
+    return saved[-1] if shorter.startswith(os.pardir) else shorter
 
 
 def clear(folder: str) -> None:
@@ -217,9 +211,9 @@ def clear(folder: str) -> None:
     # a trial of a search makes its folder at the first save, and a script may remove it
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = os.path.join(folder, name)
-        if os.path.isdir(path) and _LEFT_OVER.fullmatch(name):
+        if os.path.isdir(path) and is_left_over(name):
             shutil.rmtree(path, ignore_errors=True)
-        elif _LEFT_OVER.fullmatch(name) or (name in (NAME, PAGE) and not is_foreign(path)):
+        elif is_left_over(name) or (name in (NAME, PAGE) and not is_foreign(path)):
             with contextlib.suppress(OSError):
                 os.remove(path)
 

@@ -122,6 +122,16 @@ def loading_settings(args: TrainingArguments) -> dict[str, Any]:
     }
 
 
+def default_collator(processing_class: Any) -> Callable:
+    """Returns the collator that pads with `processing_class` if that can pad batches, else transformers' default."""
+    from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
+    from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
+
+    # image processors have a pad() as well, which is not for batches
+    pads = isinstance(processing_class, (PreTrainedTokenizerBase, SequenceFeatureExtractor))
+    return DataCollatorWithPadding(processing_class) if pads else default_data_collator
+
+
 def padding_collator(
     collator: Callable, buckets: LengthBuckets, processing_class: Any, label_names: list[str] | None
 ) -> Callable:

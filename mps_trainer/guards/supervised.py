@@ -1,4 +1,4 @@
-"""Notes the progress of a run for `mps-trainer --restarts`, and tells a restarted run where to go on."""
+"""Notes the progress of a run for `mps-trainer --restarts`, and knows which restart the run is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from ..checkpoints import folders, manifest
+from ..checkpoints import folders
 from ..distributed.processes import Processes
 from ..errors import with_causes
 from ..launching.restarts import ALIVE, ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Supervision
@@ -36,7 +36,8 @@ class SupervisedRun:
         run_id: stands in the manifests of its checkpoints, and is the same in each process that repeats the call. None
             for a trial: a search starts over, so no start resumes its checkpoints.
         restarts: those that the record of the run shows.
-        is_restarted: True if it goes on from its newest checkpoint.
+        is_restarted: True after a restart, unless there is no checkpoint of the run to resume (see
+            `checkpoints.resume`).
         examples: most examples in a batch, None without a limit.
         announced: the checkpoint that the supervisor names before this start, if it has to be in this folder.
     """
@@ -76,30 +77,6 @@ class SupervisedRun:
             with contextlib.suppress(FileNotFoundError):
                 no_wait = getattr(os, "O_NONBLOCK", 0)  # Windows has neither this nor the pipe
                 self._supervisor = os.open(os.path.join(self._notes, ALIVE), os.O_RDONLY | no_wait)
-
-    def checkpoint_to_resume(self, output_dir: str, processes: Processes) -> str | None:
-        """Returns the newest whole checkpoint that the run has saved before a restart, the same in all processes.
-
-        If it is None, `is_restarted` is False from here on: the run does what its first start did.
-        """
-
-        def find() -> str | None:
-            if not self.is_restarted or self.run_id is None:
-                return None
-            found = folders.find_checkpoints(output_dir)
-            newest, _ = folders.last_saved([each for each in found if manifest.entry(each, "run") == self.run_id])
-            if newest is None and self.announced is not None:
-                logger.warning(
-                    "Training does not go on from %s, which is damaged, or gone, or in another folder than %s. To "
-                    "resume at a restart, give output_dir the same name at each start, without the time, and do not "
-                    "empty it.",
-                    self.announced, output_dir,
-                )  # fmt: skip
-            return newest
-
-        newest: str | None = processes.first_does(find)
-        self.is_restarted = newest is not None
-        return newest
 
     def note(self, step: int, examples: int) -> None:
         """Notes the steps that are done, and the examples in a batch. It costs about 10 µs."""

@@ -23,7 +23,6 @@ from .introspection import base_model
 from .large_product_warning import told_of_large_products
 from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, has_large_logits, logits_deferred
-from .patches.fast_dropout import fast_dropout
 from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
 from .patches.rotary import rotations_in_few_kernels
@@ -50,16 +49,16 @@ class PreparedTrainer(Protocol):
 
 
 @contextlib.contextmanager
-def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None = None) -> Iterator[None]:
-    """Prepares the model as the arguments ask, puts it in training mode, and removes its hooks at the end.
+def prepared_for_training(trainer: PreparedTrainer) -> Iterator[None]:
+    """Prepares the model as the arguments ask and patches it for `args.device` inside."""
+    prepare_model(trainer)
+    with model_patched(trainer, trainer.args.device):
+        yield
 
-    Args:
-        device: the one for which the model is patched. Default: `args.device`.
-    """
+
+def prepare_model(trainer: PreparedTrainer) -> None:
+    """Changes the model for good as the arguments ask, and puts it in training mode."""
     model, args = trainer.model, trainer.args
-    is_distributed = trainer._mt_processes.is_distributed
-    model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
-    device = device or args.device
     if args.use_liger_kernel:
         _use_liger_kernels(model, args.liger_kernel_config)
     if args.fp16_full_eval or args.bf16_full_eval:
@@ -76,6 +75,14 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
 
         DebugUnderflowOverflow(model)
     model.train()
+
+
+@contextlib.contextmanager
+def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[None]:
+    """Inside, the model has hooks and functions for training on `device`."""
+    model, args = trainer.model, trainer.args
+    is_distributed = trainer._mt_processes.is_distributed
+    model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
     head = deferring_head(model, args, is_distributed)
     if head is None or not has_large_logits(head) or not model_computes_loss:
         trainer._mt_compat = trainer._mt_compat.without(LOSS_WITHOUT_LOGITS)
@@ -84,7 +91,6 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
     with (
         noisy_embeddings(model, trainer.neftune_noise_alpha),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
-        fast_dropout(args.fast_dropout and device.type == "cpu" and not args.torch_compile),
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),

@@ -10,6 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ..checkpoints.folders import find_checkpoints, step_of
+from ..checkpoints.manifest import NAME as MANIFEST
+from ..checkpoints.manifest import STATE
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import read_bytes
 
@@ -20,10 +23,6 @@ GENERATOR = "mps_trainer report"  # the mark of a file that may be written over,
 _MARKED = re.compile(
     rf'{{"generator": "{GENERATOR}"|<!DOCTYPE html>.*<meta name="generator" content="{GENERATOR} ', re.S
 )
-# These are the names of checkpoints.manifest, which loads torch: a page is made without it.
-_STATE = "trainer_state.json"
-_MANIFEST = "manifest.json"
-_CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoint
 
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # charts draw no larger values
@@ -178,11 +177,10 @@ def record_of(folder: str) -> RunRecord:
         what = "is a file" if os.path.exists(folder) else "does not exist"
         raise MisconfigurationException(f"{folder} {what}. Name the output_dir of a training run.")
     inside = sorted(os.listdir(folder))
-    steps = [int(found[1]) for name in inside if (found := _CHECKPOINT.fullmatch(name))]
-    states = [os.path.join(folder, f"checkpoint-{step}", _STATE) for step in sorted(steps, reverse=True)]
+    states = [os.path.join(checkpoint, STATE) for checkpoint in reversed(find_checkpoints(folder))]
     newest = list(filter(os.path.isfile, states))[:1]
     known: tuple[RunRecord, str] | None = None
-    for path in filter(os.path.isfile, (os.path.join(folder, NAME), os.path.join(folder, _STATE), *newest)):
+    for path in filter(os.path.isfile, (os.path.join(folder, NAME), os.path.join(folder, STATE), *newest)):
         try:
             record = read(path)
         except MisconfigurationException:
@@ -196,7 +194,7 @@ def record_of(folder: str) -> RunRecord:
     runs = [path for name in inside if os.path.isfile(os.path.join(path := os.path.join(folder, name), NAME))]
     named = f"the output_dir of a run, such as {runs[0]}." if runs else "the output_dir of a run."
     raise MisconfigurationException(
-        f"There is no training run in {folder}: it has no {NAME}, no {_STATE} and no checkpoint. Name {named}"
+        f"There is no training run in {folder}: it has no {NAME}, no {STATE} and no checkpoint. Name {named}"
     )
 
 
@@ -206,7 +204,7 @@ def _has_gone_on(record: RunRecord, path: str, later: RunRecord, later_path: str
     if not (is_number(begun) and is_number(reached) and reached > begun):
         return False
     # a run that was killed may have saved a checkpoint after its record; transformers' have no manifest
-    if record.outcome.get("kind") == RUNNING and os.path.isfile(os.path.join(os.path.dirname(later_path), _MANIFEST)):
+    if record.outcome.get("kind") == RUNNING and os.path.isfile(os.path.join(os.path.dirname(later_path), MANIFEST)):
         return False
     return os.path.getmtime(later_path) > os.path.getmtime(path)
 
@@ -232,7 +230,7 @@ def _from_state(state: Any, path: str) -> RunRecord:
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
         raise ValueError("it has no log_history")
     folder = os.path.dirname(os.path.abspath(path))
-    if _CHECKPOINT.fullmatch(os.path.basename(folder)):
+    if step_of(folder) >= 0:
         folder = os.path.dirname(folder)
     has_ended = any(isinstance(entry, dict) and "train_runtime" in entry for entry in state["log_history"])
     batch = state.get("train_batch_size")

@@ -39,6 +39,7 @@ OLD = [
 ]
 IGNORED = {
     "save_safetensors": False, "jit_mode_eval": True, "use_ipex": True, "tpu_num_cores": 8, "ray_scope": "all",
+    "fast_dropout": True,
     "fp16_opt_level": "O2", "half_precision_backend": "cpu_amp", "fp16_backend": "cuda_amp", "mp_parameters": "x",
     "use_legacy_prediction_loop": True, "fsdp_min_num_params": 5, "fsdp_transformer_layer_cls_to_wrap": "Layer",
 }  # fmt: skip

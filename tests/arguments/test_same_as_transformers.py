@@ -27,7 +27,6 @@ OURS_ONLY = {
     "devices": "the choice of the device",
     "chunked_cross_entropy": "the loss of language models without their logits",
     "chunked_attention": "attention without the scores of all pairs of tokens",
-    "fast_dropout": "transformers draws as torch does, so that losses are equal in every bit",
     "skip_unread_tokens": "transformers computes the last layer for all tokens, with dropout for each of them",
     "num_length_buckets": "for bucket_by_length, a strategy of our own",
     "stop_on_nan": "a run that goes wrong can be told to end before the weights do",
@@ -37,7 +36,7 @@ OURS_ONLY = {
     "memory_fraction": "the limit of memory_guard",
     "keep_awake": "transformers lets a Mac sleep in the middle of a run",
     "report": "a run leaves report.html in output_dir",
-    **{field.name: "removed from transformers" for field in dataclasses.fields(DeprecatedArguments)},
+    **{field.name: "removed from transformers or this package" for field in dataclasses.fields(DeprecatedArguments)},
 }
 OLD_NAMES = {field.name for field in dataclasses.fields(DeprecatedArguments)}
 

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import files, folders, manifest, schema
-from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors
+from mps_trainer.checkpoints import files, folders, manifest, schema, tensor_files
+from mps_trainer.checkpoints.files import damaged
+from mps_trainer.checkpoints.tensor_files import read_safetensors, read_tensors
 from tests.conftest import refusal
 
 
@@ -106,9 +107,9 @@ def test_tensors_of_a_device_are_read_into_host_memory(tmp_path, mps):
 
 
 def test_weights_in_a_file_have_its_number_format_and_are_mapped_anew_after_each_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_BLOCK", 16)
+    monkeypatch.setattr(tensor_files, "_BLOCK", 16)
     save_file({"a": torch.ones(2, 3, dtype=torch.bfloat16), "b": torch.ones(1)}, tmp_path / "weights.safetensors")
-    monkeypatch.setattr(files, "safe_open", mapped := mock.Mock(wraps=files.safe_open))
+    monkeypatch.setattr(tensor_files, "safe_open", mapped := mock.Mock(wraps=tensor_files.safe_open))
     stored = read_safetensors(str(tmp_path / "weights.safetensors"))  # reads 6 + 4 bytes to see the formats
     assert (stored["a"].dtype, stored["b"].dtype) == (torch.bfloat16, torch.float32)
     for name, mapped_by_then in (("a", 1), ("b", 2)):

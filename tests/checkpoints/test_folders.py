@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 
 from mps_trainer.checkpoints import folders, manifest
+from mps_trainer.checkpoints.resume import requested_checkpoint
 from tests.conftest import refusal
 
 
@@ -23,8 +24,8 @@ def test_the_newest_whole_one_is_taken_and_the_skipped_ones_are_told(make_checkp
     whole = make_checkpoint(5)
     for step in (10, 20):
         cut(make_checkpoint(step) / "optimizer.pt")
-    assert folders.checkpoint_to_resume("True", str(tmp_path)) == str(whole)
-    assert folders.checkpoint_to_resume(whole, "elsewhere") == str(whole)
+    assert requested_checkpoint("True", str(tmp_path)) == str(whole)
+    assert requested_checkpoint(whole, "elsewhere") == str(whole)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert f"Skipping {tmp_path / 'checkpoint-20'}, which is damaged: optimizer.pt has 10 bytes" in told[0]
@@ -35,7 +36,7 @@ def test_one_of_transformers_that_was_half_written_is_skipped(make_checkpoint, t
     whole = make_checkpoint(5, listed=False)
     cut(make_checkpoint(10, listed=False) / "model.safetensors")
     (tmp_path / "checkpoint-15").mkdir()  # killed before its first file
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(whole)
+    assert requested_checkpoint(True, str(tmp_path)) == str(whole)
 
 
 @pytest.mark.parametrize("lost", ["", "damaged"])
@@ -45,7 +46,7 @@ def test_one_without_its_manifest_does_not_bring_back_an_earlier_run(make_checkp
     path = tmp_path / "checkpoint-200" / "manifest.json"
     path.write_text("{") if lost else path.unlink()
     expected = tmp_path / f"checkpoint-{100 if lost else 200}"
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(expected)
+    assert requested_checkpoint(True, str(tmp_path)) == str(expected)
 
 
 @pytest.mark.parametrize("of_transformers", [5, 10])
@@ -53,14 +54,14 @@ def test_one_without_its_manifest_does_not_bring_back_an_earlier_run(make_checkp
 def test_those_of_transformers_and_of_this_package_are_of_one_run(make_checkpoint, tmp_path, steps, of_transformers):
     for step in steps:
         make_checkpoint(step, listed=step != of_transformers)
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    assert requested_checkpoint(True, str(tmp_path)) == str(tmp_path / "checkpoint-10")
 
 
 def test_if_all_are_damaged_each_is_named(make_checkpoint, tmp_path):
-    assert "No valid checkpoint found in output" in refusal(folders.checkpoint_to_resume, True, str(tmp_path))
+    assert "No valid checkpoint found in output" in refusal(requested_checkpoint, True, str(tmp_path))
     cut(make_checkpoint(5) / "optimizer.pt")
     (make_checkpoint(10) / "model.safetensors").unlink()
-    said = refusal(folders.checkpoint_to_resume, True, str(tmp_path))
+    said = refusal(requested_checkpoint, True, str(tmp_path))
     assert "checkpoint-10: model.safetensors is missing; checkpoint-5: optimizer.pt has 10 bytes" in said
 
 
@@ -68,13 +69,13 @@ def test_a_damaged_one_that_was_asked_for_is_an_error_with_the_last_good_one(mak
     older, good = make_checkpoint(5), make_checkpoint(10)
     for step in (15, 20):
         cut(make_checkpoint(step) / "model.safetensors")
-    message = refusal(folders.checkpoint_to_resume, str(tmp_path / "checkpoint-20"), str(tmp_path))
+    message = refusal(requested_checkpoint, str(tmp_path / "checkpoint-20"), str(tmp_path))
     assert message.startswith(f"The checkpoint {tmp_path}/checkpoint-20 is damaged: model.safetensors has 10 bytes")
     assert f"The last good checkpoint beside it is {good}." in message
     assert message.endswith("delete its manifest.json; it then loads unchecked.")
     for folder in (older, good):
         cut(folder / "model.safetensors")
-    message = refusal(folders.checkpoint_to_resume, str(tmp_path / "checkpoint-20"), str(tmp_path))
+    message = refusal(requested_checkpoint, str(tmp_path / "checkpoint-20"), str(tmp_path))
     assert "There is no good one beside it." in message
 
 
@@ -108,7 +109,7 @@ def test_one_that_was_about_to_be_replaced_is_put_back_and_one_that_was_replaced
     (tmp_path / "tmp-checkpoint-5").mkdir()
     folders.clear_left_overs(str(tmp_path))
     assert os.listdir(tmp_path) == ["checkpoint-5"]
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(old)
+    assert requested_checkpoint(True, str(tmp_path)) == str(old)
     assert "Restored " in caplog.text
     # killed after the second
     (tmp_path / "tmp-checkpoint-5.replaced").mkdir()
@@ -170,7 +171,7 @@ def test_a_checkpoint_replaces_one_of_its_step_and_leaves_nothing_of_it(make_che
 def test_the_newest_is_the_one_that_was_saved_last(make_checkpoint, tmp_path, caplog, written, newest, told):
     for step, when in written.items():
         change(make_checkpoint(step), written=when)
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / f"checkpoint-{newest}")
+    assert requested_checkpoint(True, str(tmp_path)) == str(tmp_path / f"checkpoint-{newest}")
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (told is not None)
     assert told is None or told.format(tmp_path) in caplog.text
 
@@ -180,7 +181,7 @@ def test_without_numbers_steps_decide(make_checkpoint, tmp_path):
     for step in (4, 2):
         folder = make_checkpoint(step)
     change(folder, save=None)
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-4")
+    assert requested_checkpoint(True, str(tmp_path)) == str(tmp_path / "checkpoint-4")
 
 
 @pytest.mark.parametrize(

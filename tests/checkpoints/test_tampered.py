@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mps_trainer.checkpoints import manifest
-from mps_trainer.checkpoints.folders import checkpoint_to_resume
+from mps_trainer.checkpoints.resume import requested_checkpoint
 from tests.conftest import refusal
 
 STATE, OPTIMIZER, RNG, WEIGHTS = "trainer_state.json", "optimizer.pt", "rng_state.pth", "model.safetensors"
@@ -212,4 +212,4 @@ def test_a_tampered_manifest_makes_no_checkpoint_whole(make_checkpoint, tmp_path
     older, newer = make_checkpoint(5), make_checkpoint(6)
     edit_json(newer, manifest.NAME, change)
     assert manifest.fault(str(newer)).startswith(f"{manifest.NAME} is damaged")
-    assert checkpoint_to_resume(True, str(tmp_path)) == str(older)
+    assert requested_checkpoint(True, str(tmp_path)) == str(older)

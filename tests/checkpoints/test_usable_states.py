@@ -128,7 +128,24 @@ def test_parameter_without_dimensions_may_have_a_momentum_below_0(kind):
     saved = of(torch.nn.Parameter(torch.tensor(1.0)))
     require_usable(saved.state_dict(), of(torch.nn.Parameter(torch.tensor(1.0))))
     other = of(torch.nn.Parameter(torch.ones(3)))
-    assert "shape" in refusal(require_usable, saved.state_dict(), other, kind=RuntimeError)
+    assert "shape" in refusal(require_usable, saved.state_dict(), other, kind=ValueError)
+
+
+def test_entries_that_the_optimizer_needs_are_there_although_the_settings_are_alike():
+    for other, missing in ((torch.optim.Adamax, "exp_avg_sq"), (torch.optim.Adagrad, "square_avg")):
+        optimizer = stepped(AdamW if other is torch.optim.Adamax else torch.optim.Adadelta)
+        saved = {**optimizer.state_dict(), "state": stepped(other).state_dict()["state"]}
+        assert refusal(require_usable, saved, optimizer, kind=ValueError) == f"it has no {missing}"
+
+
+def test_numbers_of_older_releases_and_those_of_a_run_that_diverged_are_taken():
+    saved, optimizer = stepped(torch.optim.NAdam).state_dict(), stepped(torch.optim.NAdam)
+    require_usable(with_state(saved, step=1.0, mu_product=1), optimizer)
+    said = refusal(require_usable, with_state(saved, mu_product="x"), optimizer, kind=ValueError)
+    assert "mu_product is 'x'" in said
+    saved, optimizer = stepped(AdamW).state_dict(), stepped(AdamW)
+    require_usable(with_state(saved, exp_avg=torch.full((3, 2), float("nan"))), optimizer)
+    assert "exp_avg is 0.5" in refusal(require_usable, with_state(saved, exp_avg=0.5), optimizer, kind=ValueError)
 
 
 def without(saved, name):
@@ -168,12 +185,12 @@ DAMAGE = {
     "a rate below 0": (lambda saved: with_setting(saved, lr=-0.1), "learning rate"),
     "amsgrad without its state": (lambda saved: with_setting(saved, amsgrad=True), "max_exp_avg_sq"),
     "another way to step": (lambda saved: with_setting(saved, capturable=True), "capturable"),
-    "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "no attribute 'items'"),
+    "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "state of a parameter is 'x'"),
     "no momentum": (lambda saved: {**saved, "state": {0: {"step": torch.ones(())}}}, "exp_avg"),
     "a momentum of another shape": (lambda saved: with_state(saved, exp_avg_sq=torch.zeros(2, 3)), r"\[2, 3\]"),
     "a momentum of a smaller shape": (lambda saved: with_state(saved, exp_avg=torch.zeros(2)), "shape"),
     "a sparse momentum": (lambda saved: with_state(saved, exp_avg=torch.ones(3, 2).to_sparse()), "dense"),
-    "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "2 elements"),
+    "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "step is tensor"),
     "a counter that is nan": (lambda saved: with_state(saved, step=torch.tensor(float("nan"))), "step is tensor"),
     "a counter below 0": (lambda saved: with_state(saved, step=torch.tensor(-1.0)), "step is tensor"),
 }

@@ -12,9 +12,11 @@ from dataclasses import asdict
 import psutil
 import pytest
 
+from mps_trainer.checkpoints import manifest
 from mps_trainer.cli import supervisor
 from mps_trainer.cli.supervisor import PAUSE, clear, newest_checkpoint, supervise
 from mps_trainer.launching.restarts import ALIVE, PROGRESS, VARIABLE, Progress
+from tests import run_python
 
 # $number is that of the start, $notes the folder for notes; `at STEP` notes a step of a run.
 BEGIN = f"""
@@ -176,7 +178,8 @@ def test_newest_checkpoint_is_one_of_the_run(tmp_path, monkeypatch):
     for step, run, save in ((2, "a:0", 1), (9, "b:0", 2), (4, "a:0", 4), (6, "a:0", 3)):
         folder = tmp_path / "out" / f"checkpoint-{step}"
         folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text(json.dumps({"run": run, "save": save}))
+        (folder / manifest.STATE).write_text("{}")
+        manifest.write(str(folder), step, save, run)
     (tmp_path / "out" / "checkpoint-8").mkdir()
     (tmp_path / "out" / "checkpoint-8" / "manifest.json").write_text("{")
     assert newest_checkpoint(str(tmp_path / "out"), "a:0") == "out/checkpoint-4"
@@ -186,17 +189,24 @@ def test_newest_checkpoint_is_one_of_the_run(tmp_path, monkeypatch):
     assert newest_checkpoint(str(tmp_path / "none"), "a:0") is None
 
 
+@pytest.mark.integration
+def test_supervisor_stays_small_because_it_loads_no_torch():
+    code = "import sys; from mps_trainer.cli import supervisor; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    assert run_python("-c", code).stdout.split() == ["False", "False"]
+
+
 def test_what_a_run_left_is_cleared_for_scripts_that_refuse_a_full_folder(shell, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "tmp-checkpoint-3").mkdir()
+    (out / "tmp-checkpoint-mine").mkdir()
     for name, text in ((".mps_trainer.lock", ""), ("run_record.json", '{"generator": "mps_trainer report"}')):
         (out / name).write_text(text)
     for name in ("report.html", "notes.txt"):
         (out / name).write_text("mine")
     progress = json.dumps(asdict(Progress(str(out), was_empty=True)))
     assert shell(f"""[ "$number" = 2 ] && exit 0; printf %s '{progress}' > $notes/{PROGRESS}; kill -ABRT $$""")[1] == 2
-    assert sorted(path.name for path in out.iterdir()) == ["notes.txt", "report.html"]
+    assert sorted(path.name for path in out.iterdir()) == ["notes.txt", "report.html", "tmp-checkpoint-mine"]
     clear(str(out))
-    assert len(list(out.iterdir())) == 2
+    assert len(list(out.iterdir())) == 3
     clear(str(tmp_path / "none"))  # a run may die before its folder exists

@@ -7,7 +7,7 @@ from .pages import ROOT
 PACKAGE = ROOT / "mps_trainer"
 SVG = "{http://www.w3.org/2000/svg}"
 # These modules belong to the room of the module whose name they begin with.
-OF_OTHER_ROOMS = {"training_args_seq2seq", "trainer_seq2seq", "trainer_setup", "trainer_checks"}
+OF_OTHER_ROOMS = {"training_args_seq2seq", "trainer_seq2seq", "trainer_checks"}
 
 
 def test_every_folder_and_module_is_in_one_room(extension):
