@@ -38,7 +38,7 @@ def trace_step(
     """
     from ...checkpoints.rng import rng_state, set_rng
     from ...model.patches.masks import AttentionMasks
-    from ...model.preparation import prepared_for_training
+    from ...model.preparation import model_patched, prepare_model
     from ...trainer import Trainer
     from .stand_in import stand_in_for  # here, like the Trainer: the simulated device does without transformers
 
@@ -68,7 +68,8 @@ def trace_step(
             if not is_own and placed is None:
                 tracer.recorder.note(f"The Trainer's {name} is assumed to be on the device. mps-trainer check knows.")
         tracer.recorder.module(stand_in.model)
-        with prepared_for_training(stand_in, torch.device("mps")):
+        prepare_model(stand_in)
+        with model_patched(stand_in, torch.device("mps")):
             _train(stand_in, tracer, batches)
             evaluate_batch(stand_in, tracer)
     finally:

@@ -17,7 +17,7 @@ from ...data.split import UnsplittableBatchError, examples_in
 from ...errors import MisconfigurationException
 from ...loop.run import TrainingRun
 from ...model.introspection import base_model
-from ...model.preparation import prepared_for_training
+from ...model.preparation import model_patched, prepare_model
 from ...optim import adamw
 from ...utils import blocks
 from ...utils.attributes import attributes_replaced
@@ -117,8 +117,9 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
 
     stand_in._prepare_inputs = prepare_counted  # type: ignore[method-assign]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(prepared_for_training(stand_in, _MPS))
-        changes = [(blocks, "starts", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
+        prepare_model(stand_in)
+        stack.enter_context(model_patched(stand_in, _MPS))
+        changes = [(blocks, "slices", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
         stack.enter_context(attributes_replaced(changes))
         run = TrainingRun(stand_in)
         divisors = stand_in._mt_loss.divisors([batch.inputs])
