@@ -36,6 +36,27 @@ def test_a_fraction_stays_one_where_the_argument_was_a_whole_number(make_args):
     assert {name: getattr(args, name) for name in chosen} == {**chosen, "per_device_train_batch_size": 4}
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "new", "meant"),
+    [
+        ("warmup_ratio", [0.1, 0.0, 0.2], "warmup_steps", [0.1, 0.0, 0.2]),
+        ("adafactor", [True, False, True], "optim", ["adafactor", "adamw_torch_fused", "adafactor"]),
+        ("per_gpu_train_batch_size", [4, 2, 4], "per_device_train_batch_size", [4, 2, 4]),
+        ("evaluation_strategy", ["no", "epoch"], "eval_strategy", ["no", "epoch"]),
+        ("jit_mode_eval", [True, False], "jit_mode_eval", [False, False]),
+    ],
+)
+def test_deprecated_names_of_trials_set_the_new_fields_and_warn(make_args, name, values, new, meant):
+    args, found = make_args(), []
+    for value in values:
+        with pytest.warns(FutureWarning, match=f"`{name}` is deprecated"):
+            search.set_arguments(args, {name: value}, "ray", dict)
+        assert getattr(args, name) == getattr(make_args(), name)
+        found.append(getattr(args, new))
+    assert found == meant
+    assert {type(value) for value in found} == {type(getattr(make_args(**{new: meant[0]}), new))}
+
+
 @pytest.mark.parametrize(("backend", "name"), [("optuna", "run-3"), ("ray", "run-of-ray"), ("wandb", "run-of-wandb")])
 def test_a_folder_has_the_number_of_the_back_end_or_the_name_that_is_given(monkeypatch, backend, name):
     tune = SimpleNamespace(get_context=lambda: SimpleNamespace(get_trial_id=lambda: "of-ray"))
