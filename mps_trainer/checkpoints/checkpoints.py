@@ -158,7 +158,7 @@ class Checkpoints:
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
         positions = None
         if trainer._mt_run is not None and not args.save_only_model:
-            positions = trainer._mt_processes.gather(trainer._mt_run.run_state.state_dict())
+            positions = trainer._mt_processes.gather(trainer._mt_run.position.state_dict()["loop"])
         self._gathered = self._gather()
         try:
             if args.should_save:
@@ -310,7 +310,7 @@ class Checkpoints:
     def _rng(self) -> dict[str, Any]:
         """Returns the states of this process's generators, and those that its loader drew from."""
         run = self._trainer._mt_run
-        return rng_state() if run is None else run.batch_source.state_dict()
+        return rng_state() if run is None else run.position.rng_state()
 
     # Loading
 

@@ -18,7 +18,7 @@ from .tensor_files import read_tensors
 
 logger = logging.getLogger(__name__)
 
-# Entries beside the generators' states, which `loop.batch_source.BatchSource` saves; transformers ignores them.
+# Entries beside the generators' states, which `loop.position.Position` saves; transformers ignores them.
 ORDER_SEED = "order_seed"  # the seed of the loader's order
 BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
 BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
