@@ -257,6 +257,7 @@ class Trainer:
         if self.train_dataset is None and not self._mt_compat.gives_train_loader:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
+        self._hp_search_setup(trial)  # may set the seed with which the model is made
         if self.model_init is not None:
             seed_all(self.args.seed, self.args.full_determinism)
             self.model_wrapped = None  # type: ignore[assignment] # frees the earlier run's model before the next one
@@ -266,7 +267,6 @@ class Trainer:
         elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
             self.lr_scheduler = None
         self._created_lr_scheduler = False
-        self._hp_search_setup(trial)
         make_folder(self.args.output_dir)
         run_dir, processes = self._get_output_dir(trial), self._mt_processes
         with (
