@@ -38,8 +38,7 @@ from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.manifest import STATE
-from .checkpoints.output_folder import make_folder, own_run_folder
-from .checkpoints.resume import checkpoint_to_resume
+from .checkpoints.output_folder import make_folder
 from .checkpoints.rng import read_rng, set_rng
 from .compat import Compat
 from .data import dataloaders
@@ -53,21 +52,21 @@ from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
 from .data.workers import close_workers
-from .distributed import Processes, absent_named, leave, sharded
+from .distributed import Processes, leave, sharded
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import evaluate_dataset, evaluate_each, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
 from .guards.memory import make_guard, release_buffers
-from .guards.memory_errors import PLACING, TRAINING, explained
-from .guards.supervised import SupervisedRun, supervised
+from .guards.memory_errors import PLACING, explained
+from .guards.supervised import SupervisedRun
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
-from .loop.ending import ending_in_order
 from .loop.label_smoothing import make_label_smoother
 from .loop.loss import BatchWeight
 from .loop.run import TrainingRun
+from .loop.run_context import run_of
 from .loop.trainer_state import load_callbacks, new_state
 from .loss_normalisation import LossNormalisation, LossSettings
 from .model import quantized
@@ -83,7 +82,7 @@ from .model.number_formats import check_formats
 from .model.patches.masks import AttentionMasks
 from .model.patches.unread_tokens import unread_tokens_skipped
 from .model.precision import MixedPrecision, set_tf32
-from .model.preparation import prepared_for_training, skips_unread_tokens
+from .model.preparation import skips_unread_tokens
 from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
@@ -267,28 +266,12 @@ class Trainer:
         elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
             self.lr_scheduler = None
         self._created_lr_scheduler = False
-        make_folder(self.args.output_dir)
-        run_dir, processes = self._get_output_dir(trial), self._mt_processes
-        with (
-            absent_named(self._mt_current_phase),
-            own_run_folder(run_dir, self.args, processes),
-            supervised(run_dir, processes, trial) as self._mt_supervised,
-            ending_in_order(self),
-            absent_named(self._mt_current_phase),  # here as well, because the report shows what it adds to an error
-            explained(self, TRAINING),
-        ):
-            self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
-            trainer_checks.check_same_data(self, processes)
-            resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, self._mt_supervised, processes)
-            with prepared_for_training(self):
-                return TrainingRun(self, trial, resume_from).train()
-
-    def _mt_current_phase(self) -> str:
-        """Returns what this process is at in a run, for errors about processes that are absent."""
-        if self._mt_run is None:
-            return "the start of training"
-        step = self.state.global_step
-        return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
+        with run_of(self, resume_from_checkpoint, trial) as run:
+            for update in run.updates():
+                run.accumulate(update)
+                run.step_optimizer()
+                run.log_evaluate_save()
+            return run.finish()
 
     # The model
 

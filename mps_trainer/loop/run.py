@@ -172,15 +172,17 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
 
-    def resume(self, folder: str) -> None:
-        """Loads weights, optimizer, schedule, gradient scaler and position from a checkpoint.
+    def resume(self) -> None:
+        """Loads weights, optimizer, schedule, gradient scaler and position from the checkpoint, if there is one.
 
         `init_state` has restored `trainer.state` before that, because it has the step.
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
         """
-        trainer, processes = self.trainer, self.trainer._mt_processes
+        trainer, processes, folder = self.trainer, self.trainer._mt_processes, self.resume_from
+        if folder is None:
+            return
         trainer._load_from_checkpoint(folder)
         trainer._load_optimizer_and_scheduler(folder)
         trainer._load_scaler(folder)
@@ -192,17 +194,6 @@ class TrainingRun:
         self.position.load_state_dict(saved, load_rng)
 
     # Training
-
-    def train(self) -> TrainOutput:
-        """Resumes, then trains to the end of the plan, or until a callback or a signal stops the run."""
-        if self.resume_from is not None:
-            self.resume(self.resume_from)
-        with self.signals:
-            for update in self.updates():
-                self.accumulate(update)
-                self.step_optimizer()
-                self.log_evaluate_save()
-            return self.finish()
 
     def updates(self) -> Iterator[Update]:
         """Yields the updates that are left, and fires the events of epochs and the begin of each step.
