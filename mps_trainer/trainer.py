@@ -58,7 +58,7 @@ from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import evaluate_dataset, evaluate_each, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
-from .guards.memory import make_guard, release_buffers
+from .guards.memory import limit_memory, release_buffers
 from .guards.memory_errors import PLACING, explained
 from .guards.supervised import SupervisedRun
 from .hub import card, upload
@@ -145,8 +145,6 @@ class Trainer:
     _mt_created_with: float | None = None  # the learning rate that the optimizer from here was created with
     _mt_run: TrainingRun | None = None  # the one that is under way
     _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
-    _mt_tokens_before: int = 0  # seen when the run began or resumed
-    _mt_flos_per_token: int | None = None
     _mt_length_buckets: LengthBuckets | None = None  # the training data has them; None until they are asked for
 
     def __init__(
@@ -199,7 +197,8 @@ class Trainer:
         trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, self._mt_compat.gives_eval_loader)
         trainer_checks.check_training(args, train_dataset, data_collator)
 
-        self._mt_memory_guard = make_guard(args)
+        if args.memory_guard and args.device.type == "mps":
+            limit_memory(args.device, args.memory_fraction)
         self._train_batch_size = args.train_batch_size
         self._mt_precision = MixedPrecision(args.device, args.mixed_precision)
         if args._stands_in:  # libraries that build on transformers' Trainer ask Accelerate's state by themselves
@@ -296,7 +295,6 @@ class Trainer:
             with explained(self, PLACING):
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
-        self._mt_flos_per_token = None
         self._mt_normalisation = LossNormalisation()
         self._signature_columns = None
         config: Any = getattr(model, "config", None)
@@ -594,9 +592,7 @@ class Trainer:
         tensor = main_input(self.model, inputs)
         if tensor is None:
             return 0
-        if self._mt_flos_per_token is None:
-            self._mt_flos_per_token = flos_per_token(self.model)
-        return self._mt_flos_per_token * tensor.numel()
+        return flos_per_token(self.model) * tensor.numel()
 
     def store_flos(self) -> None:
         """Adds the operations counted since the last call to `state.total_flos`."""
@@ -1222,7 +1218,8 @@ class Trainer:
             seen = self.state.num_input_tokens_seen
             logs["num_input_tokens_seen"] = seen
             if start_time is not None:
-                logs.update(speed_metrics("train", start_time, num_tokens=seen - self._mt_tokens_before))
+                before = 0 if self._mt_run is None else self._mt_run.tokens_at_start
+                logs.update(speed_metrics("train", start_time, num_tokens=seen - before))
         self.state.log_history.append({**self._mt_savable_logs.of(logs), "step": self.state.global_step})
         self._mt_events.fire("on_log", logs=logs)
 

@@ -26,6 +26,7 @@ from ..data.order import distributed_sampler
 from ..data.plan import StepPlan
 from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
+from ..guards.memory import CacheGuard
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.adamw import AdamW
@@ -136,6 +137,8 @@ class TrainingRun:
         self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
         self.history = BatchHistory(self.loader, not compat.loads_batches)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
+        guards_cache = args.memory_guard and args.device.type == "mps"
+        self.cache_guard = CacheGuard(args.device) if guards_cache else None
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
         self.splitter, self.stop_on_nan = None, None
         if splits_batches:
@@ -155,7 +158,7 @@ class TrainingRun:
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(trainer, self.rollback, self.gradients, self.nonfinite)
         trainer._mt_run = self
-        trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
+        self.tokens_at_start = trainer.state.num_input_tokens_seen
 
     # The start
 
@@ -459,8 +462,8 @@ class TrainingRun:
         rate = self.trainer._get_learning_rate() if rate is None else rate
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
         self.trainer.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
-        if self.trainer._mt_memory_guard is not None:
-            self.trainer._mt_memory_guard.maybe_release()
+        if self.cache_guard is not None:
+            self.cache_guard.maybe_release()
 
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""

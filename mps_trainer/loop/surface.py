@@ -18,7 +18,6 @@ from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
 from ..checkpoints.surface import SavingTrainer
 from ..data.transfer import BatchTransfer
-from ..guards.memory import MemoryGuard
 from ..guards.supervised import SupervisedRun
 
 
@@ -37,9 +36,7 @@ class TrainerSurface(SavingTrainer, Protocol):
     is_in_train: bool
     _trial: Any
     _mt_supervised: SupervisedRun | None
-    _mt_memory_guard: MemoryGuard | None
     _mt_checkpoints: Checkpoints
-    _mt_tokens_before: int
     _mt_transfer: BatchTransfer
 
     @property
