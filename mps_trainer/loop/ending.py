@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..callbacks import close_display
 from ..callbacks.events import Events
+from ..checkpoints.saver import CheckpointSaver
 from ..errors import add_to_explanation, explain, explanation_of
 from ..guards.awake import awake
 from ..guards.gpu_faults import explanation_of_mps_error
@@ -37,7 +38,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         close_display(trainer.callback_handler.callbacks)
         if not isinstance(error, KeyboardInterrupt):  # an interrupt must not wait
             with contextlib.suppress(Exception):
-                trainer._mt_checkpoints.wait()
+                CheckpointSaver(trainer).wait()
             if run is not None and explanation_of(error) and (newest := trainer._mt_checkpoints.newest()) is not None:
                 add_to_explanation(error, f"resume_from_checkpoint=True resumes from {newest}.")
         _end_report(events, error)
