@@ -39,7 +39,7 @@ from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import make_folder, own_run_folder
 from .checkpoints.resume import checkpoint_to_resume
-from .checkpoints.rng import RNG, RandomStates, read_rng, set_rng
+from .checkpoints.rng import read_rng, rng_state, set_rng
 from .checkpoints.saver import CheckpointSaver
 from .compat import Compat
 from .data import dataloaders
@@ -1009,7 +1009,7 @@ class Trainer:
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Writes `optimizer.pt` and `scheduler.pt`."""
         stateful = {OPTIMIZER: self.optimizer, SCHEDULER: self.lr_scheduler}
-        self._mt_checkpoints.write_stateful(stateful, output_dir, self._mt_processes)
+        self._mt_checkpoints.write_stateful(stateful, output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Loads optimizer and schedule from a checkpoint, as far as it has them; nothing without one."""
@@ -1019,7 +1019,7 @@ class Trainer:
     def _save_scaler(self, output_dir: str) -> None:
         """Writes `scaler.pt`, with float16 only."""
         if (scaler := self._mt_precision.scaler) is not None:
-            self._mt_checkpoints.write_stateful({SCALER: scaler}, output_dir, self._mt_processes)
+            self._mt_checkpoints.write_stateful({SCALER: scaler}, output_dir)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the gradient scaler of float16 from a checkpoint; nothing without one."""
@@ -1028,8 +1028,8 @@ class Trainer:
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Writes the state of each process's random number generators."""
-        stateful: dict[str, Any] = {RNG: RandomStates() if self._mt_run is None else self._mt_run.batch_source}
-        self._mt_checkpoints.write_stateful(stateful, output_dir, self._mt_processes)
+        own = rng_state() if self._mt_run is None else self._mt_run.position.rng_state()
+        self._mt_checkpoints.write_rng(own, output_dir, self._mt_processes)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Sets the generators, if the checkpoint has their states. A run calls it only if it is overridden."""
@@ -1203,7 +1203,7 @@ class Trainer:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
             self._mt_checkpoints.write_trainer_state(self.state, folder)
             stateful = {OPTIMIZER: self.optimizer, SCHEDULER: self.lr_scheduler}
-            self._mt_checkpoints.write_stateful(stateful, folder, self._mt_processes)
+            self._mt_checkpoints.write_stateful(stateful, folder)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Returns the folder for checkpoints: `args.output_dir`, or in a search a folder of the trial's own in it."""

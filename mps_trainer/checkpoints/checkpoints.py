@@ -23,9 +23,9 @@ from ..evaluation.metrics import SavableLogs
 from ..training_args import TrainingArguments
 from . import folders, loading
 from .files import why_not_written
-from .loading import LOOP_STATE, OPTIMIZER, Stateful
+from .loading import LOOP_STATE, OPTIMIZER, POSITION, Stateful
 from .manifest import STATE, WEIGHTS
-from .rng import RNG
+from .rng import RNG, rng_file, rng_of_processes
 from .writers import Save, Writer, state_dicts, write_state_dicts, write_trainer_state, writer_for, writes_shards
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ class Checkpoints:
         self._run_id = run_id
         self._last_save: int | None = None  # the number of the last save by this object
         self._writing: Future[SaveResult | None] | None = None  # the checkpoint in the background
-        # During a save: the state dicts that all processes have a part of, by the names of their files.
+        # During a save, what all processes have a part of: whole weights and optimizer state of a sharded model, the
+        # positions, and a list of random states.
         self._gathered: dict[str, Any] = {}
         self._savable_logs = SavableLogs()
 
@@ -176,12 +177,13 @@ class Checkpoints:
             )
 
     def _gather(self, save: Save) -> dict[str, Any]:
-        """Returns what all processes have a part of, by the names of the files."""
+        """Returns what all processes have a part of, by the names of the files. All of them must call it."""
         gathered: dict[str, Any] = {}
-        if LOOP_STATE in save.stateful:
-            gathered[LOOP_STATE] = {"processes": save.processes.gather(save.stateful[LOOP_STATE].state_dict())}
-        if RNG in save.stateful and save.processes.is_distributed:
-            gathered[RNG] = save.processes.gather(save.stateful[RNG].state_dict())
+        if POSITION in save.stateful:
+            positions = save.processes.gather(save.stateful[POSITION].state_dict())
+            gathered[RNG] = [each["rng"] for each in positions]
+            if "loop" in positions[0]:
+                gathered[LOOP_STATE] = {"processes": [each["loop"] for each in positions]}
         if is_sharded(save.model) and not writes_shards(save.model, save.args):
             gathered[WEIGHTS] = full_state_dict(save.model, keep=save.args.should_save)
             if OPTIMIZER in save.stateful:
@@ -253,9 +255,17 @@ class Checkpoints:
             return self._gathered.get(WEIGHTS)
         return full_state_dict(model, keep=keep)
 
-    def write_stateful(self, stateful: Mapping[str, Stateful], folder: str, processes: Processes) -> None:
-        """Writes state dicts to the files of their names. During a save, they are those of all processes."""
-        write_state_dicts(state_dicts(stateful, self._gathered, processes), folder)
+    def write_stateful(self, stateful: Mapping[str, Stateful], folder: str) -> None:
+        """Writes state dicts to the files of their names; whole ones of a sharded model during a save."""
+        whole = {name: content for name, content in self._gathered.items() if name in stateful}
+        write_state_dicts(state_dicts(stateful, whole), folder)
+
+    def write_rng(self, own: dict[str, Any], folder: str, processes: Processes) -> None:
+        """Writes the random states of this process; during a save of several processes, those of all."""
+        files = {rng_file(processes.rank, processes.size): own}
+        if processes.is_distributed and RNG in self._gathered:
+            files = rng_of_processes(self._gathered[RNG])
+        write_state_dicts(files, folder)
 
     def write_trainer_state(self, state: TrainerState, folder: str) -> None:
         """Writes trainer_state.json without log entries that JSON cannot hold.

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 LOOP_STATE = "loop_state.json"  # the position in training, which the step number of a checkpoint does not contain
+POSITION = "position"  # no file: "loop" of its state dict goes to loop_state.json, "rng" to the files of random states
 EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None as long as whole batches fit
 
 

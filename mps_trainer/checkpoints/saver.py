@@ -13,8 +13,8 @@ from ..distributed import Processes
 from ..model.precision import MixedPrecision
 from . import folders, manifest
 from .checkpoints import Checkpoints, SaveResult
-from .loading import LOOP_STATE, OPTIMIZER, SCALER, SCHEDULER, Stateful
-from .rng import RNG, RandomStates
+from .loading import OPTIMIZER, POSITION, SCALER, SCHEDULER, Stateful
+from .rng import RandomStatesOnly
 from .trainer_methods import TrainerMethods, WritingTrainer
 from .writers import Save, can_write_copy, processor_to_save, writes_shards
 
@@ -128,14 +128,12 @@ class CheckpointSaver:
             self._note_result(result)
 
     def _stateful(self) -> dict[str, Stateful]:
-        """Returns what a checkpoint holds beside the model, by the names of the files."""
+        """Returns what a checkpoint holds beside the model; see `Save.stateful`."""
         trainer, run = self._trainer, self._trainer._mt_run
         found: dict[str, Stateful] = {OPTIMIZER: trainer.optimizer, SCHEDULER: trainer.lr_scheduler}
         if trainer._mt_precision.scaler is not None:
             found[SCALER] = trainer._mt_precision.scaler
-        if run is None:
-            return {**found, RNG: RandomStates()}
-        return {**found, RNG: run.batch_source, LOOP_STATE: run.run_state}
+        return {**found, POSITION: RandomStatesOnly() if run is None else run.position}
 
     def _may_write_in_background(self, compat: Compat) -> bool:
         """Returns True if a copy can be written while training goes on.

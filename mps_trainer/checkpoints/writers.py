@@ -33,9 +33,9 @@ from ..training_args import TrainingArguments
 from ..utils.compiled import inside_compiled, uncompiled
 from ..utils.nested import map_plain_tensors, map_tensors, plain_tensors_in
 from . import shards
-from .loading import LOOP_STATE, OPTIMIZER, SCHEDULER, Stateful, without_progress_bars
+from .loading import OPTIMIZER, POSITION, SCHEDULER, Stateful, without_progress_bars
 from .manifest import WEIGHTS
-from .rng import RNG, rng_file
+from .rng import RNG, rng_of_processes
 from .trainer_methods import TrainerMethods
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ class Save:
     Attributes:
         state: the Trainer's state, which has the step.
         model: saved with `args` and `processor`.
-        stateful: optimizer, schedule, scaler, random states and position in training, by the names of their files;
-            empty to save the model only.
+        stateful: optimizer, schedule and scaler by the names of their files, and the position in training with its
+            random states as `POSITION`; empty to save the model only.
         processes: those of the run.
         methods: writes by the methods of the Trainer, where other code overrides them; else None.
         in_run: False for a checkpoint that is saved by hand.
@@ -86,18 +86,18 @@ def writer_for(save: Save, gathered: Mapping[str, Any]) -> Writer:
     """Returns the writer of a checkpoint.
 
     Args:
-        gathered: the state dicts that all processes have a part of, by the names of their files.
+        gathered: what all processes have a part of; see `Checkpoints`.
     """
     if writes_shards(save.model, save.args):
         return shard_writer(save, gathered)
     if save.methods is not None:
         return Writer(save.methods.write_files)
     if save.in_background:
-        return background_writer(save)
+        return background_writer(save, gathered)
 
     def write(folder: str) -> None:
         write_model_files(save.model, save.processor, save.args, folder, gathered.get(WEIGHTS))
-        write_state_dicts(state_dicts(save.stateful, gathered, save.processes), folder)
+        write_state_dicts(state_dicts(save.stateful, gathered), folder)
 
     return Writer(write)
 
@@ -118,21 +118,22 @@ def shard_writer(save: Save, gathered: Mapping[str, Any]) -> Writer:
             return
         rest = shards.tensors_and_rest(optimizer)[1]  # equal in all processes
         torch.save(rest, os.path.join(folder, shards.REST))
-        others = {name: each for name, each in save.stateful.items() if name != OPTIMIZER}
-        if save.methods is not None:
-            others = {SCHEDULER: others[SCHEDULER]}
+        if save.methods is None:
+            others = {name: each for name, each in save.stateful.items() if name != OPTIMIZER}
+            write_state_dicts(state_dicts(others, gathered), folder)
+        else:
+            write_state_dicts({SCHEDULER: save.stateful[SCHEDULER].state_dict()}, folder)
             save.methods.write_scaler_and_rng(folder)
-        write_state_dicts(state_dicts(others, gathered, save.processes), folder)
 
     return Writer(write, lambda folder: shards.save_parts(folder, save.model, optimizer, save.processes.group))
 
 
-def background_writer(save: Save) -> Writer:
+def background_writer(save: Save, gathered: Mapping[str, Any]) -> Writer:
     """Copies what `save` holds, and returns the writer of the copies. Training waits for the copy only."""
     model, args, processor = save.model, copy.copy(save.args), save.processor
     with uncompiled(model) as inner:
         weights = inner.state_dict()
-    dicts = state_dicts(save.stateful, {}, save.processes)
+    dicts = state_dicts(save.stateful, gathered)
     # later steps change only the tensors of an optimizer's state dict, and these are copied to the host
     dicts = {name: each if name == OPTIMIZER else copy.deepcopy(each) for name, each in dicts.items()}
     weights, dicts = on_host((weights, dicts))
@@ -305,20 +306,15 @@ def _write_processor_and_args(processing_class: Any, args: TrainingArguments, fo
 # The other files
 
 
-def state_dicts(stateful: Mapping[str, Stateful], gathered: Mapping[str, Any], processes: Processes) -> dict[str, Any]:
-    """Returns the state dicts of a checkpoint by the names of their files, except the position in training.
+def state_dicts(stateful: Mapping[str, Stateful], gathered: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the contents of a checkpoint's files for torch.save, by their names.
 
     Args:
-        gathered: those that all processes have a part of, which are used instead.
+        gathered: what all processes have a part of.
     """
-    found: dict[str, Any] = {}
-    for name, each in stateful.items():
-        if name == RNG:
-            of_all = enumerate(gathered[RNG]) if RNG in gathered else [(processes.rank, each.state_dict())]
-            found.update({rng_file(rank, processes.size): state for rank, state in of_all})
-        elif name != LOOP_STATE:
-            found[name] = gathered[name] if name in gathered else each.state_dict()
-    return found
+    own = {name: each for name, each in stateful.items() if name != POSITION}
+    found = {name: gathered[name] if name in gathered else each.state_dict() for name, each in own.items()}
+    return {**found, **rng_of_processes(gathered.get(RNG, []))}
 
 
 def write_state_dicts(dicts: Mapping[str, Any], folder: str) -> None:

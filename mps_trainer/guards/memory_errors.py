@@ -82,9 +82,14 @@ def explained(trainer: DescribedTrainer, doing: str) -> Iterator[None]:
         # measured before the error releases what was computed
         memory = measure(trainer.args.device, getattr(trainer, "model", None), trainer.optimizer)
         remedies = _remedies(trainer, doing, memory)
-        for one in with_causes(error):  # a notebook keeps the traceback, whose local variables keep all activations
-            traceback.clear_frames(one.__traceback__)
+        _clear_frames(error)
         raise DeviceOutOfMemoryError(_message(trainer, doing, error, memory, remedies), memory, remedies) from error
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Clears the local variables of all frames of `error`: a notebook keeps it, and they keep all activations."""
+    for one in with_causes(error):  # not in `explained`, whose frame the traceback has: the two would keep each other
+        traceback.clear_frames(one.__traceback__)
 
 
 def _message(trainer: DescribedTrainer, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:

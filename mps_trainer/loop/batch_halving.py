@@ -19,7 +19,8 @@ from ..training_args import TrainingArguments
 from ..utils.nested import find_batch_size
 from .gradients import Gradients
 from .nonfinite import BatchHistory
-from .run_state import RunState
+from .position import Position, Update
+from .rollback import Rollback
 from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
@@ -34,33 +35,36 @@ class MicrobatchSplitter:
     state change at its end.
 
     Args:
-        run_state: restored before an update is repeated; holds the size that fits.
+        position: holds the size that fits.
+        rollback: undoes an update before it is repeated.
         gradients: cleared then.
         history: knows the rows of each batch in the dataset.
         batch_size: examples in a batch of the loader.
-        most_rows: the most rows that a batch can have if each is an example; None: not known.
+        max_rows: the most rows that a batch can have if each is an example; None: not known.
         moves_loaded: True if batches have been moved to the device.
     """
 
     def __init__(
         self,
         trainer: TrainerSurface,
-        run_state: RunState,
+        position: Position,
+        rollback: Rollback,
         gradients: Gradients,
         history: BatchHistory,
         batch_size: int,
-        most_rows: int | None = None,
+        max_rows: int | None = None,
         moves_loaded: bool = False,
     ) -> None:
-        self.trainer, self.run_state, self.gradients, self.batch_size = trainer, run_state, gradients, batch_size
-        self.history, self.moves_loaded = history, moves_loaded
-        self._most_rows, self._rows_are_examples = most_rows, True
+        self.trainer, self.position, self.rollback, self.gradients = trainer, position, rollback, gradients
+        self.history, self.batch_size, self.moves_loaded = history, batch_size, moves_loaded
+        self._max_rows, self._rows_are_examples = max_rows, True
         self._loads_again = not trainer._mt_compat.splits_batches
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
         self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
         self._has_warned = False
+        self._batches: list[Any] = []  # of the update under way
 
-    def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], batches: list[Any], num_items: Any) -> None:
+    def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], update: Update) -> None:
         """Calls `train_on(microbatches, num_items, divisors)` with microbatches that fit into memory.
 
         Raises:
@@ -68,25 +72,25 @@ class MicrobatchSplitter:
         """
         # such an optimizer updates weights while gradients are computed, so the update cannot be repeated
         steps_early = isinstance(self.trainer.optimizer, LayerWiseDummyOptimizer)
-        before = self.run_state.snapshot()
+        before, self._batches = self.rollback.snapshot(), update.batches
         while True:
-            microbatches, divisors = self._split(batches)
+            microbatches, divisors = self._split(update.batches)
             try:
-                train_on(microbatches, num_items, divisors)
+                train_on(microbatches, update.num_items, divisors)
             except RuntimeError as error:
                 # the other processes have not run out of memory, and exchange no gradients again
                 if not out_of_memory(error) or steps_early or self.trainer._mt_processes.is_distributed:
                     raise
-                self._halve(batches, len(microbatches), error, self.trainer.state.global_step + 1)
+                self._halve(update.batches, len(microbatches), error, self.trainer.state.global_step + 1)
             else:
                 return
             # outside of the handler, because its error keeps alive all that was computed
             self.gradients.clear()
-            self.run_state.restore(before)
+            self.rollback.restore(before)
             self._free()
 
-    def end_step(self, batches: list[Any]) -> None:
-        """Fires on_step_end after the update of `batches`.
+    def end_step(self) -> None:
+        """Fires on_step_end.
 
         If a callback runs out of memory, frees unused memory, halves the microbatches and calls that one again. In
         several processes the run ends instead, because the others would not know of it.
@@ -102,7 +106,7 @@ class MicrobatchSplitter:
                 can_repeat = events.covers("on_step_end") and not self.trainer._mt_processes.is_distributed
                 if not (out_of_memory(error) and can_repeat):
                     raise
-                self._halve(batches, len(self._split(batches)[0]), error, self.trainer.state.global_step)
+                self._halve(self._batches, len(self._split(self._batches)[0]), error, self.trainer.state.global_step)
                 again = failing_callback(error)
             else:
                 return
@@ -114,7 +118,7 @@ class MicrobatchSplitter:
 
     def _split(self, batches: list[Any]) -> tuple[list[Any], Sequence[SupportsFloat | None]]:
         """Returns the microbatches of an update and the divisor for the loss of each."""
-        of_batches, most = self.trainer._mt_loss.divisors(batches), self.run_state.examples_at_a_time
+        of_batches, most = self.trainer._mt_loss.divisors(batches), self.position.examples_at_a_time
         if most is None:
             return batches, of_batches
         microbatches: list[Any] = []
@@ -159,7 +163,7 @@ class MicrobatchSplitter:
         TRL's trainers on preferences put the rejected answers below the chosen ones: half the rows would be the wrong
         pairs.
         """
-        if self._most_rows is not None and examples_in(batch) > self._most_rows:
+        if self._max_rows is not None and examples_in(batch) > self._max_rows:
             self._rows_are_examples = False
         if not self._rows_are_examples:
             raise UnsplittableBatchError(
@@ -186,7 +190,7 @@ class MicrobatchSplitter:
         Raises `error` if they cannot be halved.
         """
         largest = max(self._examples_in(number, each) for number, each in enumerate(batches))
-        size = most = self.run_state.examples_at_a_time or max(largest, self.batch_size)
+        size = most = self.position.examples_at_a_time or max(largest, self.batch_size)
         count = before
         while count <= before:  # the last batch of an epoch may be smaller than half of the others
             if most == 1:
@@ -196,7 +200,7 @@ class MicrobatchSplitter:
                 count = sum(len(self._parts(number, each, most)) for number, each in enumerate(batches))
             except UnsplittableBatchError as reason:
                 raise NothingLeftToSplitError(str(reason)) from error
-        self.run_state.examples_at_a_time = self.trainer.state.train_batch_size = most
+        self.position.examples_at_a_time = self.trainer.state.train_batch_size = most
         logger.warning(
             "Memory ran out in step %d with batches of %d examples. From this step on batches have %d examples, and "
             "more of them are accumulated: each update still has the same examples, and no example is trained on "
@@ -233,7 +237,7 @@ def _size(batch: Any) -> int | None:
         return find_batch_size(batch)
 
 
-def sizes_to_begin_with(
+def initial_batch_sizes(
     args: TrainingArguments, resume_from: str | None, limit: int | None = None
 ) -> tuple[int, int | None]:
     """Returns the examples in a batch of the loader, and how many fit at a time if that is known to be fewer.

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, SupportsFloat
@@ -16,6 +15,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.overview import announce
 from ..checkpoints.loading import read_position
+from ..checkpoints.rng import read_rng
 from ..checkpoints.saver import CheckpointSaver
 from ..checkpoints.writers import check_extra_states
 from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
@@ -32,14 +32,15 @@ from ..optim.adamw import AdamW
 from ..optim.factory import follows_metric, set_mode
 from ..reports.recorder import begin_report
 from ..search import set_state
-from .batch_halving import MicrobatchSplitter, sizes_to_begin_with
+from .batch_halving import MicrobatchSplitter, initial_batch_sizes
 from .batch_source import BatchSource
 from .drift import DriftWatch
 from .gradients import Gradients
 from .meter import LossMeter
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
+from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
-from .run_state import RunState
+from .rollback import Rollback
 from .surface import TrainerSurface
 from .trainer_state import init_state
 
@@ -68,7 +69,7 @@ class TrainingRun:
         supervised = trainer._mt_supervised
         limit = None if supervised is None or args.fsdp else supervised.examples  # memory ran out before a restart
         splits_batches = args.auto_find_batch_size or limit is not None
-        self.batch_size, examples_at_a_time = sizes_to_begin_with(args, resume_from, limit)
+        self.batch_size, examples_at_a_time = initial_batch_sizes(args, resume_from, limit)
         trainer._train_batch_size = self.batch_size
         self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
         read_alike(self.loader, trainer._mt_processes)
@@ -109,14 +110,23 @@ class TrainingRun:
         self.moves_batches = may_move and compat.steps_see_batches
         self.waits_at_each_step = compat.logs_each_step
         self.batch_check = BatchCheck(base_model(self.model))
-        self.batch_source = BatchSource(trainer, self.loader)
+        self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
-        sizes = splits_batches, examples_at_a_time
-        self.run_state = RunState(trainer, unwrapped, self.plan, self.meter, self.batch_source, *sizes)
+        self.position = Position(
+            self.plan,
+            trainer.state,
+            self.meter,
+            self.batch_source,
+            ignores_data=args.ignore_data_skip,
+            is_epoch_cut=lambda: trainer.control.should_epoch_stop,
+            splits_batches=splits_batches,
+            examples_at_a_time=examples_at_a_time,
+        )
+        self.rollback = Rollback(trainer, unwrapped, self.position)
         self.gradients = Gradients(trainer, unwrapped)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
-        self.preemption = PreemptionHandler(trainer, self.signals, self.run_state)
+        self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
         self.history = BatchHistory(self.loader, not compat.loads_batches)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
@@ -124,12 +134,18 @@ class TrainingRun:
         if splits_batches:
             # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
             sampler = None if compat.splits_batches else getattr(self.loader, "batch_sampler", None)
-            most_rows = getattr(sampler, "batch_size", None)
             self.splitter = MicrobatchSplitter(
-                trainer, self.run_state, self.gradients, self.history, self.batch_size, most_rows, self.moves_loaded
+                trainer,
+                self.position,
+                self.rollback,
+                self.gradients,
+                self.history,
+                self.batch_size,
+                max_rows=getattr(sampler, "batch_size", None),
+                moves_loaded=self.moves_loaded,
             )
         if args.stop_on_nan:
-            self.stop_on_nan = StopOnNan(trainer, self.run_state, self.gradients, self.nonfinite)
+            self.stop_on_nan = StopOnNan(trainer, self.rollback, self.gradients, self.nonfinite)
         trainer._mt_run = self
         trainer._mt_loss.start_run(self.loader)
         trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
@@ -152,8 +168,7 @@ class TrainingRun:
     def resume(self, folder: str) -> None:
         """Loads weights, optimizer, schedule, gradient scaler and position from a checkpoint.
 
-        `init_state` has restored `trainer.state` before that, because it has the step. The random numbers are restored
-        once the loader stands where it stood (see `BatchSource`).
+        `init_state` has restored `trainer.state` before that, because it has the step.
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
@@ -162,8 +177,12 @@ class TrainingRun:
         trainer._load_from_checkpoint(folder)
         trainer._load_optimizer_and_scheduler(folder)
         trainer._load_scaler(folder)
-        self.run_state.load_state_dict(read_position(folder, processes.rank, processes.size))
-        self.batch_source.load(folder)
+        saved = {
+            "loop": read_position(folder, processes.rank, processes.size),
+            "rng": read_rng(folder, processes.rank, processes.size),
+        }
+        load_rng = functools.partial(trainer._load_rng_state, folder) if self.compat.restores_rng else None
+        self.position.load_state_dict(saved, load_rng)
 
     # Training
 
@@ -172,30 +191,25 @@ class TrainingRun:
         if self.resume_from is not None:
             self.resume(self.resume_from)
         with self.signals:
-            if self.start() and not self.is_complete():
-                self.train_epochs()
+            for update in self.updates():
+                self.accumulate(update)
+                self.step_optimizer()
+                self.log_evaluate_save()
             return self.finish()
 
-    def is_complete(self) -> bool:
-        """Returns True if the checkpoint that the run resumes is that of its end."""
-        return self.run_state.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
+    def updates(self) -> Iterator[Update]:
+        """Yields the updates that are left, and fires the events of epochs and the begin of each step.
 
-    def train_epochs(self) -> None:
-        first_epoch, first_batch = self.run_state.epoch, self.run_state.batches
-        for epoch in range(first_epoch, self.plan.epochs):
-            self.events.fire("on_epoch_begin")
-            self.run_state.epoch_has_ended = False
-            for batches, num_items in self.updates(epoch, first_batch if epoch == first_epoch else 0):
+        A callback may end an epoch or the run after a step; the next update is then that of the next epoch, or none.
+        """
+        if not self.start() or self.is_complete():
+            return
+        for _ in self.position.epochs():
+            with self.position.beginning_epoch():
+                self.events.fire("on_epoch_begin")
+            for update in self.updates_of_epoch():
                 self.events.fire("on_step_begin")
-                if self.splitter is None:
-                    self.accumulate(batches, num_items)
-                    self.update_weights()
-                    self.events.fire("on_step_end")  # transformers' DefaultFlowCallback says what is due
-                else:  # does the same with fewer examples at a time
-                    self.splitter.accumulate(self.accumulate, batches, num_items)
-                    self.update_weights()
-                    self.splitter.end_step(batches)
-                self.log_evaluate_save()
+                yield update
                 if self.trainer.control.should_epoch_stop or self.trainer.control.should_training_stop:
                     break
             self.end_epoch()
@@ -214,24 +228,28 @@ class TrainingRun:
         self.note_progress()
         self.gradients.clear()
         self.trainer.current_flos = 0.0  # those of an earlier run that failed before it stored them
-        supervised = self.trainer._mt_supervised
+        position, supervised = self.position, self.trainer._mt_supervised
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
-            self.run_state.postponed.append("stop")  # the run died after a callback had ended it
-        self.events.fire("on_train_begin")
+            position.postponed.append("stop")  # the run died after a callback had ended it
+        with position.repeating():
+            self.events.fire("on_train_begin")
         self.begin_report()
         for text in self.compat.off:
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)
         if was_postponed := self.preemption.request_postponed():
-            with self.batch_source.drawing_ahead():  # an evaluation draws, too
-                self.log_evaluate_save()
-        state, control = self.run_state, self.trainer.control
+            self.evaluate_and_save_as_requested()
+        control = self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
-        epoch_end_is_due = not state.epoch_has_ended and state.batches == 0
-        if epoch_end_is_due or (was_postponed and control.should_training_stop and not state.epoch_has_ended):
+        epoch_end_is_due = not position.epoch_has_ended and position.batches == 0
+        if epoch_end_is_due or (was_postponed and control.should_training_stop and not position.epoch_has_ended):
             self.end_epoch()
         return not ((epoch_end_is_due or was_postponed) and self.trainer.control.should_training_stop)
+
+    def is_complete(self) -> bool:
+        """Returns True if the checkpoint that the run resumes is that of its end."""
+        return self.position.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
 
     def begin_report(self) -> None:
         trainer, supervised = self.trainer, self.trainer._mt_supervised
@@ -248,55 +266,44 @@ class TrainingRun:
         self.events.report_to(report)
 
     def end_epoch(self) -> None:
-        self.batch_source.restore_rng()
-        self.run_state.epoch_has_ended = True
+        self.position.epoch_has_ended = True
         self.events.fire("on_epoch_end")
-        self.log_evaluate_save()
+        self.evaluate_and_save_as_requested()
 
-    def updates(self, epoch: int, done: int = 0) -> Iterator[tuple[list[Any], Any]]:
-        """Yields the batches of the epoch after the first `done`, an update's at a time, with their items."""
-        if self.args.ignore_data_skip:
-            done = 0
-        batches: Iterator[Any] | None = None
-        # a loader may give more batches than its length said when the run began, such as one of a dataset that grows
-        last = self.plan.batches_per_epoch or sys.maxsize
-        while self.trainer.state.global_step < self.plan.max_steps and done < last:
-            self.run_state.update_start = done
+    def updates_of_epoch(self) -> Iterator[Update]:
+        """Yields the updates that are left in the epoch, with their batches loaded."""
+        position, batches = self.position, None
+        while position.has_updates_left():
             if self.stop_on_nan is not None:
                 self.stop_on_nan.take_snapshot()
-            if batches is None:
-                batches = self.batch_source.start_epoch(epoch, skip=done)
-                batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
-            stops = self.signals.signum is not None or self.stop_on_nan is not None
-            self.batch_source.record_before_batches(self.may_save() or stops)
             accumulation = self.args.gradient_accumulation_steps * self.batches_in_one  # a callback may change it
-            number = self.plan.batches_in_update(done, accumulation)
+            count = self.plan.batches_in_update(position.batches, accumulation)
+            stops = self.signals.signum is not None or self.stop_on_nan is not None
             try:
-                with self.trainer._mt_loss.loading_update(done):
-                    group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
+                if batches is None:
+                    batches = position.begin_pass(count)
+                    batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
+                self.batch_source.record_before_batches(self.may_save() or stops)
+                with self.trainer._mt_loss.loading_update(position.batches):
+                    group, num_items = self.trainer.get_batch_samples(batches, count, self.args.device)
             except RuntimeError:
                 if self.signals.signum is None:
                     raise
-                self.save_without_batch(done)  # the signal has ended a worker
-            self.batch_source.restore_rng()  # transformers sets the states of its checkpoints as late
-            self.run_state.loader_has_ended = not group
-            if not group:
+                self.save_without_batch()  # the signal has ended a worker
+            if (update := position.advance(group, num_items)) is None:
                 break
-            self.history.record(self.trainer.state.global_step, epoch, done, len(group))
-            done += len(group)
-            self.run_state.epoch, self.run_state.batches = epoch, done
+            self.history.record(self.trainer.state.global_step, update)
             self.trainer._mt_loss.accumulated = -(-len(group) // self.batches_in_one)
-            yield group, num_items
-        if not done and self.trainer.state.global_step < self.plan.max_steps:
-            logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
+            yield update
+        if not position.batches and self.trainer.state.global_step < self.plan.max_steps:
+            logger.warning("The training dataset gave no batch in epoch %d: training stops here.", position.epoch)
             self.trainer.control.should_training_stop = True
 
-    def save_without_batch(self, done: int) -> NoReturn:
-        """Saves and ends the run if the next batch cannot be loaded, after `done` batches of an epoch."""
-        if not done:  # back to the end of the epoch before it
-            self.run_state.epoch_has_ended = True
-            self.batch_source.restore_epoch_start()
-        self.preemption.save_and_end()
+    def save_without_batch(self) -> NoReturn:
+        """Saves and ends the run if the next batch cannot be loaded."""
+        if not self.position.batches:
+            self.position.withdraw_epoch()
+        self.preemption.save_and_end(self.log)
 
     def may_save(self) -> bool:
         """Returns True if a checkpoint may be due after the next step."""
@@ -306,7 +313,14 @@ class TrainingRun:
         every = self.trainer.state.save_steps if strategy == "steps" else self.trainer.state.eval_steps
         return step >= self.plan.max_steps or bool(every and step % every == 0)
 
-    def accumulate(
+    def accumulate(self, update: Update) -> None:
+        """Runs forward and backward for an update, with fewer examples at a time if batches do not fit into memory."""
+        if self.splitter is None:
+            self.accumulate_batches(update.batches, update.num_items)
+        else:
+            self.splitter.accumulate(self.accumulate_batches, update)
+
+    def accumulate_batches(
         self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None] | None = None
     ) -> None:
         """Runs forward and backward for the batches of one update; their loss is the mean over all their items.
@@ -369,56 +383,63 @@ class TrainingRun:
                 loss = loss.sum()
             trainer._mt_precision.backward(loss)
 
-    def update_weights(self) -> None:
+    def step_optimizer(self) -> None:
         """Clips, steps the optimizer, then its schedule, and clears the gradients.
 
         The fused AdamW clips within its step; then `_clip_grad_norm` only measures the norm.
         """
-        trainer, state, step = self.trainer, self.run_state, self.trainer.state.global_step
+        trainer, position, step = self.trainer, self.position, self.trainer.state.global_step
         self.signals.ask()
         clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None
-        state.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
+        position.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
         if self.stop_on_nan is not None:
-            state.grad_norm = self.stop_on_nan.check(state.grad_norm, step)
+            position.grad_norm = self.stop_on_nan.check(position.grad_norm, step)
         self.events.fire("on_pre_optimizer_step")
         stepped = trainer._mt_precision.step(trainer.optimizer)
         self.events.fire("on_optimizer_step")
-        state.learning_rate = trainer._get_learning_rate()
+        position.learning_rate = trainer._get_learning_rate()
         if self.stop_on_nan is None:
-            self.meter.add_norm(state.grad_norm, step, state.learning_rate)
+            self.meter.add_norm(position.grad_norm, step, position.learning_rate)
         if stepped and not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler.step()
         self.gradients.clear()
         trainer.state.global_step = step + 1
         self.note_progress()
-        trainer.state.epoch = self.plan.progress(state.epoch, state.batches)
+        trainer.state.epoch = position.progress
 
     def log_evaluate_save(self) -> None:
+        """Fires on_step_end, at which the callbacks say what is due, then logs, evaluates and saves."""
+        if self.splitter is None:
+            self.events.fire("on_step_end")
+        else:
+            self.splitter.end_step()  # fires it, too
+        self.evaluate_and_save_as_requested()
+
+    def evaluate_and_save_as_requested(self) -> None:
         """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
         self.saver.poll()
         self.signals.agree()
         if self.signals.signum is not None:
-            self.preemption.save_and_end()
-        trainer, state = self.trainer, self.run_state
-        control = trainer.control
+            self.preemption.save_and_end(self.log)
+        trainer, control = self.trainer, self.trainer.control
         asked = control.should_log or control.should_evaluate or control.should_save
         if not asked and not self.waits_at_each_step:
             return
         with contextlib.suppress(EvaluationLeftError):  # a signal came, for which the run ends below
             trainer._maybe_log_save_evaluate(
                 self.meter.sum if self.waits_at_each_step else None,  # a sum is read from the device
-                state.grad_norm,
+                self.position.grad_norm,
                 self.model,
                 self.trial,
                 trainer.state.epoch,
                 trainer.ignore_keys_for_eval,
                 self.start_time,
-                learning_rate=state.learning_rate,
+                learning_rate=self.position.learning_rate,
             )
         if self.waits_at_each_step:
             self.nonfinite.warn()
         if self.signals.signum is not None:
-            self.preemption.save_and_end()
+            self.preemption.save_and_end(self.log)
         if self.drift is not None and asked:
             self.drift.begin(trainer.state.global_step)
 
@@ -445,7 +466,7 @@ class TrainingRun:
             waited = ", ".join(f"process {rank} {share:.0%}" for rank, share in enumerate(shares))
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
-        self.preemption.end_if_signalled()
+        self.preemption.end_if_signalled(self.log)
         if self.args.auto_find_batch_size:  # transformers tells the size that was found there, too
             self.trainer._train_batch_size = self.trainer.state.train_batch_size or self.batch_size
         return output
@@ -456,7 +477,7 @@ class TrainingRun:
         Args:
             num_train_samples: the examples of all steps of the plan.
         """
-        steps = self.trainer.state.global_step - self.run_state.first_step
+        steps = self.trainer.state.global_step - self.position.first_step
         samples = round(num_train_samples * steps / max(self.plan.max_steps, 1))
         metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps)
         self.trainer.store_flos()

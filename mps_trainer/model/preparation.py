@@ -49,16 +49,16 @@ class PreparedTrainer(Protocol):
 
 
 @contextlib.contextmanager
-def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None = None) -> Iterator[None]:
-    """Prepares the model as the arguments ask, puts it in training mode, and removes its hooks at the end.
+def prepared_for_training(trainer: PreparedTrainer) -> Iterator[None]:
+    """Prepares the model as the arguments ask and patches it for `args.device` inside."""
+    prepare_model(trainer)
+    with model_patched(trainer, trainer.args.device):
+        yield
 
-    Args:
-        device: the one for which the model is patched. Default: `args.device`.
-    """
+
+def prepare_model(trainer: PreparedTrainer) -> None:
+    """Changes the model for good as the arguments ask, and puts it in training mode."""
     model, args = trainer.model, trainer.args
-    is_distributed = trainer._mt_processes.is_distributed
-    model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
-    device = device or args.device
     if args.use_liger_kernel:
         _use_liger_kernels(model, args.liger_kernel_config)
     if args.fp16_full_eval or args.bf16_full_eval:
@@ -75,6 +75,14 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
 
         DebugUnderflowOverflow(model)
     model.train()
+
+
+@contextlib.contextmanager
+def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[None]:
+    """Inside, the model has hooks and functions for training on `device`."""
+    model, args = trainer.model, trainer.args
+    is_distributed = trainer._mt_processes.is_distributed
+    model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
     head = deferring_head(model, args, is_distributed)
     if head is None or not has_large_logits(head) or not model_computes_loss:
         trainer._mt_compat = trainer._mt_compat.without(LOSS_WITHOUT_LOGITS)

@@ -13,8 +13,8 @@ from transformers.trainer_callback import TrainerState
 
 from mps_trainer.callbacks.events import Events
 from mps_trainer.checkpoints.checkpoints import Checkpoints, SaveResult, wait_for_background
-from mps_trainer.checkpoints.loading import LOOP_STATE, OPTIMIZER, SCHEDULER, load_state_dicts
-from mps_trainer.checkpoints.rng import RNG, RandomStates
+from mps_trainer.checkpoints.loading import LOOP_STATE, OPTIMIZER, POSITION, SCHEDULER, load_state_dicts
+from mps_trainer.checkpoints.rng import RNG, rng_state
 from mps_trainer.checkpoints.saver import CheckpointSaver
 from mps_trainer.checkpoints.writers import Save
 from mps_trainer.distributed import Processes
@@ -35,7 +35,7 @@ def saver(trainer):
 
 class Position:
     def state_dict(self):
-        return {"batches": 3}
+        return {"loop": {"batches": 3}, "rng": rng_state()}
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -46,7 +46,7 @@ def test_checkpoints_are_handed_what_they_save(make_args, tmp_path, in_backgroun
     def save(step, optimizer):
         stateful = {
             OPTIMIZER: optimizer, SCHEDULER: torch.optim.lr_scheduler.StepLR(optimizer, 7),
-            RNG: RandomStates(), LOOP_STATE: Position(),
+            POSITION: Position(),
         }  # fmt: skip
         state = TrainerState(global_step=step)
         result = checkpoints.write(

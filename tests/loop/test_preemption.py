@@ -217,9 +217,10 @@ def test_a_checkpoint_draws_the_same_again_where_the_first_batch_draws_nothing(a
 @pytest.mark.parametrize(("done", "has_ended"), [(3, False), (0, True)])
 def test_an_epoch_without_its_first_batch_has_not_begun(make_trainer, done, has_ended):
     run = TrainingRun(make_trainer())
-    run.preemption.save_and_end, run.run_state.epoch_has_ended = lambda: None, False
-    run.save_without_batch(done)
-    assert run.run_state.epoch_has_ended is has_ended
+    run.preemption.save_and_end = lambda log: None
+    run.position.batches, run.position.epoch_has_ended = done, False
+    run.save_without_batch()
+    assert run.position.epoch_has_ended is has_ended
 
 
 @pytest.mark.parametrize("where", [("on_prediction_step", 5), ("on_evaluate", 2), ("on_step_end", 5)])
@@ -282,4 +283,4 @@ def test_the_way_on_names_the_launcher_processes_and_machines(monkeypatch, envir
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
-    assert PreemptionHandler(trainer, None, None)._launcher(machines) == expected
+    assert PreemptionHandler(trainer, None, None, None)._launcher(machines) == expected

@@ -79,7 +79,8 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
         vars(stand_in).pop(name, None)
     stand_in._mt_loss = UpdateLoss(stand_in)
     stand_in._mt_transfer = BatchTransfer(args.device)
-    stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # mps applies them
+    stand_in._mt_attention_masks = AttentionMasks(args.device)
+    stand_in._mt_attention_masks.applies = True  # as on mps
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in.callback_handler = handler

@@ -17,7 +17,7 @@ from ...data.split import UnsplittableBatchError, examples_in
 from ...errors import MisconfigurationException
 from ...loop.run import TrainingRun
 from ...model.introspection import base_model
-from ...model.preparation import prepared_for_training
+from ...model.preparation import model_patched, prepare_model
 from ...optim import adamw
 from ...utils import blocks
 from ...utils.attributes import attributes_replaced
@@ -61,8 +61,8 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
     Raises:
         MisconfigurationException: if the Trainer has no training data.
     """
-    updates = TrainingRun(_stand_in(trainer)).updates(0)
-    each = ((batch, num_items, _largest_shape(batch)) for group, num_items in updates for batch in group)
+    updates = TrainingRun(_stand_in(trainer)).updates_of_epoch()
+    each = ((batch, update.num_items, _largest_shape(batch)) for update in updates for batch in update.batches)
     batches = list(itertools.islice(each, most))
     if not batches:
         raise MisconfigurationException("There is no step to compute: the training dataset gave no batch.")
@@ -117,8 +117,9 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
 
     stand_in._prepare_inputs = prepare_counted  # type: ignore[method-assign]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(prepared_for_training(stand_in, _MPS))
-        changes = [(blocks, "starts", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
+        prepare_model(stand_in)
+        stack.enter_context(model_patched(stand_in, _MPS))
+        changes = [(blocks, "slices", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
         stack.enter_context(attributes_replaced(changes))
         run = TrainingRun(stand_in)
         divisors = stand_in._mt_loss.divisors([batch.inputs])
@@ -142,9 +143,9 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         tracker.forget_peak()
         tracker.operations = 0.0
         tracker.kind = ACTIVATIONS
-        run.accumulate([batch.inputs], batch.num_items, divisors)
+        run.accumulate_batches([batch.inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
-        run.update_weights()
+        run.step_optimizer()
         moved = count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))
     return StepCost(tracker.peak, count * tracker.operations, moved)
 
