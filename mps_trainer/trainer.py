@@ -37,9 +37,9 @@ from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
-from .checkpoints.manifest import STATE
 from .checkpoints.output_folder import make_folder
-from .checkpoints.rng import read_rng, set_rng
+from .checkpoints.rng import read_rng, rng_state, set_rng
+from .checkpoints.saver import CheckpointSaver
 from .compat import Compat
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
@@ -217,7 +217,7 @@ class Trainer:
         added = all_callbacks(args, self, callbacks or [])
         parts = self.model, self.processing_class, self.optimizer, self.lr_scheduler
         self.callback_handler, self.control = ReportingHandler(added, *parts), TrainerControl()
-        self._mt_checkpoints = Checkpoints(self, args.output_dir)
+        self._mt_checkpoints = Checkpoints(args.output_dir)
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
             self.init_hf_repo()
@@ -890,7 +890,7 @@ class Trainer:
                 self.control.should_save = is_best
         if self.control.should_save:
             self._save_checkpoint(model, trial)
-            self._mt_checkpoints.fire_on_save()
+            CheckpointSaver(self).fire_on_save()
 
     @property
     def _globalstep_last_logged(self) -> int:
@@ -938,7 +938,7 @@ class Trainer:
         self.log(metrics)
         if self.args.load_best_model_at_end:
             self._load_best_model()
-        self._mt_checkpoints.keep_only_best()
+        self._mt_checkpoints.keep_only_best(self.state, self.args)
         self._mt_events.fire("on_train_end")
         self._finish_current_push()
         self._mt_checkpoints.require_saved()
@@ -953,9 +953,9 @@ class Trainer:
         so that all processes have to call it.
         """
         trainer_checks.check_has_model(self.model)
-        weights = self._mt_checkpoints.full_weights()
-        given = {} if weights is None else {"state_dict": weights}
-        self._save(self.args.output_dir if output_dir is None else output_dir, **given)
+        weights = self._mt_checkpoints.full_weights(self.model, keep=self.args.should_save)
+        options = {} if weights is None else {"state_dict": weights}
+        self._save(self.args.output_dir if output_dir is None else output_dir, **options)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -963,7 +963,8 @@ class Trainer:
         """Writes the files of `save_model`; with `state_dict`, those weights instead of the model's."""
         if self.args.should_save:
             folder = self.args.output_dir if output_dir is None else output_dir
-            writers.write_model_files(self.model, writers.processor_to_save(self), self.args, folder, state_dict)
+            processor = writers.processor_to_save(self.processing_class, self.data_collator)
+            writers.write_model_files(self.model, processor, self.args, folder, state_dict)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Loads a checkpoint's weights, or PEFT adapters, into `model`, by default the Trainer's."""
@@ -975,7 +976,7 @@ class Trainer:
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
-        self._mt_checkpoints.load_best()
+        self._mt_checkpoints.load_best(self.model, self.state, self._mt_processes)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
@@ -986,28 +987,33 @@ class Trainer:
         self.store_flos()
         run_dir = self._get_output_dir(trial)
         if self._mt_run is None and os.path.abspath(run_dir) != self._mt_checkpoints.run_dir:  # saved by hand
-            self._mt_checkpoints = Checkpoints(self, run_dir)
-        self._mt_checkpoints.write()
+            self._mt_checkpoints = Checkpoints(run_dir)
+        CheckpointSaver(self).write()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Writes `optimizer.pt` and `scheduler.pt`."""
-        self._mt_checkpoints.save_states(output_dir, OPTIMIZER, SCHEDULER)
+        stateful = {OPTIMIZER: self.optimizer, SCHEDULER: self.lr_scheduler}
+        self._mt_checkpoints.write_stateful(stateful, output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Loads optimizer and schedule from a checkpoint, as far as it has them; nothing without one."""
-        self._mt_checkpoints.load_states(checkpoint, OPTIMIZER, SCHEDULER)
+        if checkpoint is not None:
+            loading.load_state_dicts({OPTIMIZER: self.optimizer, SCHEDULER: self.lr_scheduler}, checkpoint)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Writes `scaler.pt`, with float16 only."""
-        self._mt_checkpoints.save_states(output_dir, SCALER)
+        if (scaler := self._mt_precision.scaler) is not None:
+            self._mt_checkpoints.write_stateful({SCALER: scaler}, output_dir)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the gradient scaler of float16 from a checkpoint; nothing without one."""
-        self._mt_checkpoints.load_states(checkpoint, SCALER)
+        if (scaler := self._mt_precision.scaler) is not None and checkpoint is not None:
+            loading.load_state_dicts({SCALER: scaler}, checkpoint)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Writes the state of each process's random number generators."""
-        self._mt_checkpoints.save_rng(output_dir)
+        own = rng_state() if self._mt_run is None else self._mt_run.position.rng_state()
+        self._mt_checkpoints.write_rng(own, output_dir, self._mt_processes)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Sets the generators, if the checkpoint has their states. A run calls it only if it is overridden."""
@@ -1029,7 +1035,7 @@ class Trainer:
             use_mtime: ignored. Checkpoints of earlier runs are known, and the others are ordered by step.
             output_dir: default the run's folder.
         """
-        self._mt_checkpoints.rotate(output_dir)
+        self._mt_checkpoints.rotate(self.state, self.args, self._mt_run is not None, output_dir)
 
     # The hub
 
@@ -1179,8 +1185,9 @@ class Trainer:
         self.save_model(folder, _internal_call=True)
         if self.args.should_save:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
-            self._mt_savable_logs.save(self.state, os.path.join(folder, STATE))
-            self._mt_checkpoints.save_states(folder, OPTIMIZER, SCHEDULER)
+            self._mt_checkpoints.write_trainer_state(self.state, folder)
+            stateful = {OPTIMIZER: self.optimizer, SCHEDULER: self.lr_scheduler}
+            self._mt_checkpoints.write_stateful(stateful, folder)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Returns the folder for checkpoints: `args.output_dir`, or in a search a folder of the trial's own in it."""

@@ -16,6 +16,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 from ..callbacks.overview import announce
 from ..checkpoints.loading import read_position
 from ..checkpoints.rng import read_rng
+from ..checkpoints.saver import CheckpointSaver
 from ..checkpoints.writers import check_extra_states
 from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..data.batch_checks import BatchCheck
@@ -96,7 +97,8 @@ class TrainingRun:
         )
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
-        trainer._mt_checkpoints.find_stale(resume_from)
+        self.saver = CheckpointSaver(trainer)
+        trainer._mt_checkpoints.find_stale(resume_from, trainer.state.global_step)
         if args.save_strategy != "no" and not compat.writes_checkpoints:
             check_extra_states(unwrapped)
         if args.save_strategy == "no" or not args.save_async:
@@ -425,7 +427,7 @@ class TrainingRun:
 
     def evaluate_and_save_as_requested(self) -> None:
         """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
-        self.trainer._mt_checkpoints.poll()
+        self.saver.poll()
         self.signals.agree()
         if self.signals.signum is not None:
             self.preemption.save_and_end(self.log)
@@ -467,7 +469,7 @@ class TrainingRun:
 
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
-        self.trainer._mt_checkpoints.save_again()
+        self.saver.save_again()
         processes = self.trainer._mt_processes
         processes.wait()  # the first one may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):

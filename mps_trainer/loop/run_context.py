@@ -13,6 +13,7 @@ from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
 from ..checkpoints.output_folder import make_folder, own_run_folder
 from ..checkpoints.resume import checkpoint_to_resume
+from ..checkpoints.saver import CheckpointSaver
 from ..distributed import absent_named
 from ..errors import add_to_explanation, explain, explanation_of
 from ..guards.awake import awake
@@ -49,7 +50,8 @@ def run_of(
         absent_named(phase),  # here as well, because the report shows what it adds to an error
         explained(trainer, TRAINING),
     ):
-        trainer._mt_checkpoints, trainer.is_in_train = Checkpoints(trainer, run_dir), True
+        run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
+        trainer._mt_checkpoints, trainer.is_in_train = Checkpoints(run_dir, run_id), True
         trainer_checks.check_same_data(trainer, processes)
         resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, trainer._mt_supervised, processes)
         with prepared_for_training(trainer):
@@ -90,7 +92,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         close_display(trainer.callback_handler.callbacks)
         if not isinstance(error, KeyboardInterrupt):  # an interrupt must not wait
             with contextlib.suppress(Exception):
-                trainer._mt_checkpoints.wait()
+                CheckpointSaver(trainer).wait()
             if run is not None and explanation_of(error) and (newest := trainer._mt_checkpoints.newest()) is not None:
                 add_to_explanation(error, f"resume_from_checkpoint=True resumes from {newest}.")
         _end_report(events, error)

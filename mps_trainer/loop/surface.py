@@ -16,7 +16,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
-from ..checkpoints.surface import SavingTrainer
+from ..checkpoints.saver import SavingTrainer
 from ..data.transfer import BatchTransfer
 from ..guards.supervised import SupervisedRun
 
