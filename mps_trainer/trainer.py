@@ -66,9 +66,10 @@ from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
 from .loop.ending import ending_in_order
 from .loop.label_smoothing import make_label_smoother
-from .loop.loss import UpdateLoss
+from .loop.loss import BatchWeight
 from .loop.run import TrainingRun
 from .loop.trainer_state import load_callbacks, new_state
+from .loss_normalisation import LossNormalisation, LossSettings
 from .model import quantized
 from .model.introspection import (
     accepts_loss_kwargs,
@@ -313,7 +314,7 @@ class Trainer:
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
         self._mt_flos_per_token = None
-        self._mt_loss = UpdateLoss(self)
+        self._mt_normalisation = LossNormalisation()
         self._signature_columns = None
         config: Any = getattr(model, "config", None)
         if config is not None:
@@ -370,7 +371,8 @@ class Trainer:
 
         In an update these are the batches of all processes, as in transformers.
         """
-        return self._mt_loss.items(batch_samples)
+        update = self._mt_run.loss if self._mt_run is not None and self._mt_run.loss.is_loading else None
+        return self._mt_normalisation.items(batch_samples, self.model, LossSettings.of(self), update)
 
     def split_batch(self, batch: Any, most: int) -> list[Any]:
         """Splits `batch` into parts of at most `most` examples, in their order; for `auto_find_batch_size`.
@@ -445,13 +447,14 @@ class Trainer:
             model.train()  # it is another one, or an evaluation or a callback has switched a part of it
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
-        given_items = self._mt_loss.begin_batch(num_items_in_batch)
+        settings, weight = LossSettings.of(self), BatchWeight() if run is None else run.weight
+        batch = self._mt_normalisation.begin_batch(model, num_items_in_batch, settings)
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=given_items)
+            loss = self.compute_loss(model, inputs, num_items_in_batch=batch.num_items)
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             release_buffers(self.args.device)
-        loss = self._mt_loss.scaled(loss, num_items_in_batch)
+        loss = self._mt_normalisation.weighted(loss, weight, num_items_in_batch, settings, type(self).__name__)
         self._mt_precision.backward(loss)
         return loss.detach()
 
@@ -469,10 +472,13 @@ class Trainer:
         mean of its own batch, False. Where that is None, a loss that does not come from here counts as normalised if
         the model takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as it does in transformers.
         """
-        takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
-        labels = inputs.pop("labels", None) if takes_labels else None
-        outputs = self._mt_loss.forward(model, inputs, num_items_in_batch)
-        loss = self._mt_loss.loss_of(model, outputs, inputs, labels, num_items_in_batch)
+        normalisation, settings = self._mt_normalisation, LossSettings.of(self)
+        labels = inputs.pop("labels", None) if settings.takes_labels else None
+        outputs = normalisation.outputs(model, inputs, num_items_in_batch, settings)
+        loss = normalisation.loss_of(model, outputs, inputs, labels, num_items_in_batch, settings)
+        averages = self._mt_processes.is_distributed and self.args.average_tokens_across_devices
+        if averages and normalisation.is_part_of_sum(model, num_items_in_batch, settings):
+            loss = loss * self._mt_processes.size  # the gradients of the processes are averaged
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
@@ -501,7 +507,7 @@ class Trainer:
         AdamW's step does it if no code reads the gradients in between; then they are only measured here.
         """
         if self._mt_run is not None and model is self._mt_run.model:
-            norm = self._mt_run.gradients.leave_clipping_to_step(self.args.max_grad_norm)
+            norm = self._mt_run.gradients.leave_clipping_to_step(self.optimizer, self.args.max_grad_norm)
             if norm is not None:
                 return norm
         self._mt_precision.unscale(self.optimizer)

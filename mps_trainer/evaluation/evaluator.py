@@ -18,7 +18,7 @@ from ..callbacks import close_display
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
 from ..data.epoch_loader import host_batches, read_alike
-from ..data.missing_columns import explaining_missing_columns
+from ..data.missing_columns import explain_missing_columns
 from ..data.order import distributed_sampler, is_distributed, is_padding
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
@@ -92,7 +92,7 @@ def run_evaluation(
     check, in_order = BatchCheck(base_model(model)), is_sequential(loader) and not is_shared
     batches = with_last(host_batches(loader))
     is_seen = trainer._mt_compat.evaluation_sees_batches or (by_batch and "inputs" in args.include_for_metrics)
-    moves_batches = is_seen and args.device.type != "cpu"  # transformers' loaders move them, so an override need not
+    move = trainer._mt_transfer.before_other_code(is_seen)
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
 
     def name_row(row: int) -> str:
@@ -102,10 +102,13 @@ def run_evaluation(
         for number, ((inputs, is_last), counts) in enumerate(steps):
             counts = counts and not (is_shared and is_padding(loader, number))
             size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
-            explaining = explaining_missing_columns(loader, inputs, needs_labels=False)
-            with explaining, check.watching(inputs, name_row):
-                inputs = trainer._mt_transfer(inputs) if moves_batches else inputs
-                loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+            try:
+                with check.watching(inputs, name_row):
+                    inputs = move(inputs)
+                    loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+            except Exception as error:
+                explain_missing_columns(error, loader, inputs, needs_labels=False)
+                raise
             outputs = logits
             if logits is not None and preprocess is not None:
                 logits = preprocess(logits, labels)

@@ -18,6 +18,7 @@ from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from ..utils.nested import find_batch_size
 from .gradients import Gradients
+from .loss import UpdateLoss
 from .nonfinite import BatchHistory
 from .position import Position, Update
 from .rollback import Rollback
@@ -41,7 +42,8 @@ class MicrobatchSplitter:
         history: knows the rows of each batch in the dataset.
         batch_size: examples in a batch of the loader.
         max_rows: the most rows that a batch can have if each is an example; None: not known.
-        moves_loaded: True if batches have been moved to the device.
+        loss: counts the items of batches.
+        move_loaded: moves batches to the device if those of the loader have been moved.
     """
 
     def __init__(
@@ -52,11 +54,12 @@ class MicrobatchSplitter:
         gradients: Gradients,
         history: BatchHistory,
         batch_size: int,
-        max_rows: int | None = None,
-        moves_loaded: bool = False,
+        max_rows: int | None,
+        loss: UpdateLoss,
+        move_loaded: Callable[[Any], Any],
     ) -> None:
         self.trainer, self.position, self.rollback, self.gradients = trainer, position, rollback, gradients
-        self.history, self.batch_size, self.moves_loaded = history, batch_size, moves_loaded
+        self.history, self.batch_size, self.loss, self.move_loaded = history, batch_size, loss, move_loaded
         self._max_rows, self._rows_are_examples = max_rows, True
         self._loads_again = not trainer._mt_compat.splits_batches
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
@@ -64,8 +67,8 @@ class MicrobatchSplitter:
         self._has_warned = False
         self._batches: list[Any] = []  # of the update under way
 
-    def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], update: Update) -> None:
-        """Calls `train_on(microbatches, num_items, divisors)` with microbatches that fit into memory.
+    def accumulate(self, train_on: Callable[[list[Any], Any, Any, int], None], update: Update) -> None:
+        """Calls `train_on(microbatches, num_items, divisors, count)` with microbatches that fit into memory.
 
         Raises:
             NothingLeftToSplitError: if not even a single example fits, or batches cannot be split.
@@ -76,7 +79,7 @@ class MicrobatchSplitter:
         while True:
             microbatches, divisors = self._split(update.batches)
             try:
-                train_on(microbatches, update.num_items, divisors)
+                train_on(microbatches, update.num_items, divisors, len(update.batches))
             except RuntimeError as error:
                 # the other processes have not run out of memory, and exchange no gradients again
                 if not out_of_memory(error) or steps_early or self.trainer._mt_processes.is_distributed:
@@ -85,7 +88,7 @@ class MicrobatchSplitter:
             else:
                 return
             # outside of the handler, because its error keeps alive all that was computed
-            self.gradients.clear()
+            self.gradients.clear(self.trainer.optimizer)
             self.rollback.restore(before)
             self._free()
 
@@ -118,7 +121,7 @@ class MicrobatchSplitter:
 
     def _split(self, batches: list[Any]) -> tuple[list[Any], Sequence[SupportsFloat | None]]:
         """Returns the microbatches of an update and the divisor for the loss of each."""
-        of_batches, most = self.trainer._mt_loss.divisors(batches), self.position.examples_at_a_time
+        of_batches, most = self.loss.divisors(batches), self.position.examples_at_a_time
         if most is None:
             return batches, of_batches
         microbatches: list[Any] = []
@@ -152,10 +155,10 @@ class MicrobatchSplitter:
         if len(rows) <= most:
             return [batch]
         parts = load_in_parts(self.history.loader, rows, most)
-        (items,), of_parts = self.trainer._mt_loss.items_of_each([batch]), self.trainer._mt_loss.items_of_each(parts)
+        (items,), of_parts = self.loss.counter.each([batch]), self.loss.counter.each(parts)
         if items is not None and items != sum(count or 0 for count in of_parts):
             raise UnsplittableBatchError("it has other labels when its examples are loaded again in smaller batches")
-        return [self.trainer._mt_transfer(part) for part in parts] if self.moves_loaded else parts
+        return [self.move_loaded(part) for part in parts]
 
     def _cut(self, batch: Any, most: int) -> list[Any]:
         """Returns `split_batch`, if the rows of the run's batches are examples.
@@ -177,7 +180,7 @@ class MicrobatchSplitter:
             return [None] * len(microbatches)
         of_each = [_boxes(each) for each in microbatches]
         if None in of_each:
-            of_each = self.trainer._mt_loss.items_of_each(microbatches)
+            of_each = self.loss.counter.each(microbatches)
         counts = [count or 0 for count in of_each]
         if not sum(counts):
             counts = [_size(each) or 1 for each in microbatches]

@@ -138,7 +138,7 @@ class StopOnNan:
         return norm
 
     def _stop(self, step: int, rate: float, happened: str, rows: list[int] | None) -> NonFiniteLossError:
-        self.gradients.clear()
+        self.gradients.clear(self.trainer.optimizer)
         self.trainer._mt_precision.abandon_step()
         self.rollback.restore(self._before)
         checkpoint, saved = self._checkpoint(step)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, SupportsFloat
 
 import torch
@@ -21,7 +21,8 @@ from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
-from ..data.missing_columns import explaining_missing_columns
+from ..data.missing_columns import explain_missing_columns
+from ..data.order import distributed_sampler
 from ..data.plan import StepPlan
 from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
@@ -35,8 +36,11 @@ from .batch_halving import MicrobatchSplitter, initial_batch_sizes
 from .batch_source import BatchSource
 from .drift import DriftWatch
 from .gradients import Gradients
+from .items import ItemCounter
+from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
+from .overridden import OverriddenTokenCount, TokenCount, step_for
 from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .rollback import Rollback
@@ -102,11 +106,16 @@ class TrainingRun:
 
         buckets = buckets_of(self.loader)
         self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
-        self.owns_losses = not compat.keeps_losses
-        may_move = args.device.type != "cpu"  # transformers' loaders move batches, so an override need not
-        self.moves_loaded = may_move and compat.loads_batches
-        self.moves_batches = may_move and compat.steps_see_batches
+        self.run_step = step_for(compat, trainer._mt_transfer)
+        self.move_loaded = trainer._mt_transfer.before_other_code(compat.loads_batches)
+        self.tokens = OverriddenTokenCount(trainer) if compat.counts_tokens else TokenCount(trainer)
+        # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
+        self.shares_each_pass = compat.computes_loss or bool(args.fsdp)
         self.waits_at_each_step = compat.logs_each_step
+        counter = ItemCounter.of(trainer.model, trainer.label_names)
+        averages, share = args.average_tokens_across_devices, distributed_sampler(self.loader)
+        self.loss = UpdateLoss(counter, trainer._mt_processes, averages, share)
+        self.weight = BatchWeight()
         self.batch_check = BatchCheck(base_model(self.model))
         self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
         scaled = trainer._mt_precision.scaler is not None
@@ -122,7 +131,7 @@ class TrainingRun:
             examples_at_a_time=examples_at_a_time,
         )
         self.rollback = Rollback(trainer, unwrapped, self.position)
-        self.gradients = Gradients(trainer, unwrapped)
+        self.gradients = Gradients(unwrapped, self.events, trainer._mt_precision, clips_in_step=not compat.clips)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
         self.history = BatchHistory(self.loader, not compat.loads_batches)
@@ -140,12 +149,12 @@ class TrainingRun:
                 self.history,
                 self.batch_size,
                 max_rows=getattr(sampler, "batch_size", None),
-                moves_loaded=self.moves_loaded,
+                loss=self.loss,
+                move_loaded=self.move_loaded,
             )
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(trainer, self.rollback, self.gradients, self.nonfinite)
         trainer._mt_run = self
-        trainer._mt_loss.start_run(self.loader)
         trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
 
     # The start
@@ -224,7 +233,7 @@ class TrainingRun:
         self.trainer._mt_processes.waiting_shares(0)
         self.start_time = time.time()
         self.note_progress()
-        self.gradients.clear()
+        self.gradients.clear(self.trainer.optimizer)
         self.trainer.current_flos = 0.0  # those of an earlier run that failed before it stored them
         position, supervised = self.position, self.trainer._mt_supervised
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
@@ -279,10 +288,9 @@ class TrainingRun:
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             try:
                 if batches is None:
-                    batches = position.begin_pass(count)
-                    batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
+                    batches = map(self.move_loaded, position.begin_pass(count))
                 self.batch_source.record_before_batches(self.may_save() or stops)
-                with self.trainer._mt_loss.loading_update(position.batches):
+                with self.loss.loading_update(position.batches):
                     group, num_items = self.trainer.get_batch_samples(batches, count, self.args.device)
             except RuntimeError:
                 if self.signals.signum is None:
@@ -291,7 +299,6 @@ class TrainingRun:
             if (update := position.advance(group, num_items)) is None:
                 break
             self.history.record(self.trainer.state.global_step, update)
-            self.trainer._mt_loss.accumulated = -(-len(group) // self.batches_in_one)
             yield update
         if not position.batches and self.trainer.state.global_step < self.plan.max_steps:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", position.epoch)
@@ -319,49 +326,58 @@ class TrainingRun:
             self.splitter.accumulate(self.accumulate_batches, update)
 
     def accumulate_batches(
-        self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None] | None = None
+        self,
+        batches: list[Any],
+        num_items: Any,
+        divisors: Sequence[SupportsFloat | None] | None = None,
+        count: int | None = None,
     ) -> None:
         """Runs forward and backward for the batches of one update; their loss is the mean over all their items.
 
         Args:
             num_items: in all of them.
             divisors: for the loss of each, where they are known; None in it for a batch without a loss.
+            count: the batches of the update before some of them were split. Default: none is split.
         """
-        divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
+        divisors = self.loss.divisors(batches) if divisors is None else divisors
+        accumulated = -(-(count or len(batches)) // self.batches_in_one)
+        padding = self.loss.padding(len(batches))
         if not is_current(self.model):  # a callback has frozen parameters or released some
             self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
-        tokens_before = trainer.state.num_input_tokens_seen
-        exchanges = self.compat.computes_loss  # TRL's does, and the other processes would wait
-        padding = trainer._mt_loss.padding(len(batches))
-        counts_itself = self.compat.counts_tokens  # over all processes, as transformers'
+        trainer.current_gradient_accumulation_steps = len(batches)
+        self.tokens.begin_update()
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
                 accelerator.gradient_state._set_sync_gradients(i == last)
             with no_sync(self.model, i < last):
                 if divisor is not None:
-                    name_row = functools.partial(self.history.name_row, step, batches, i)
-                    trainer.current_gradient_accumulation_steps, trainer._mt_loss.divisor = len(batches), divisor
-                    explaining = explaining_missing_columns(self.loader, batch, needs_labels=True)
-                    with explaining, self.batch_check.watching(batch, name_row):
-                        inputs = trainer._mt_transfer(batch) if self.moves_batches else batch
-                        loss = trainer.training_step(self.model, inputs, num_items)
-                    self.meter.add(loss if self.owns_losses else loss.clone(), step)
-                    if self.drift is not None:
-                        self.drift.add(batch)
-                elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp or exchanges):
+                    self.weight = BatchWeight(divisor, accumulated, len(batches) > accumulated)
+                    self.forward_backward(batch, num_items, functools.partial(self.history.name_row, step, batches, i))
+                elif trainer._mt_processes.is_distributed and (i == last or self.shares_each_pass):
                     self.zero_gradient_backward(batch, num_items)
             if i not in padding:  # the process whose examples they are counts them
                 trainer.current_flos += float(trainer.floating_point_ops(batch))
-            if i not in padding or counts_itself:
-                trainer._track_num_input_tokens(batch)
+            self.tokens.add(batch, i in padding)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
-        counts_tokens = self.args.include_num_input_tokens_seen != "no" and not counts_itself
-        if trainer._mt_processes.is_distributed and counts_tokens:
-            # the processes exchange tokens once per update, not at each batch
-            own = trainer.state.num_input_tokens_seen - tokens_before
-            trainer.state.num_input_tokens_seen = tokens_before + int(trainer._mt_processes.sum([own])[0])
+        self.tokens.end_update()
+
+    def forward_backward(self, batch: Any, num_items: Any, name_row: Callable[[int], str]) -> None:
+        """Runs forward and backward for one batch, and keeps its loss on the device.
+
+        Args:
+            name_row: returns a description of a row of the batch.
+        """
+        try:
+            with self.batch_check.watching(batch, name_row):
+                loss = self.run_step(self.trainer, self.model, batch, num_items)
+        except Exception as error:
+            explain_missing_columns(error, self.loader, batch, needs_labels=True)
+            raise
+        self.meter.add(loss, self.trainer.state.global_step)
+        if self.drift is not None:
+            self.drift.add(batch)
 
     def note_progress(self) -> None:
         if (supervised := self.trainer._mt_supervised) is not None:
@@ -400,7 +416,7 @@ class TrainingRun:
             self.meter.add_norm(position.grad_norm, step, position.learning_rate)
         if stepped and not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler.step()
-        self.gradients.clear()
+        self.gradients.clear(trainer.optimizer)
         trainer.state.global_step = step + 1
         self.note_progress()
         trainer.state.epoch = position.progress

@@ -20,13 +20,13 @@ from ..checkpoints.surface import SavingTrainer
 from ..data.transfer import BatchTransfer
 from ..guards.memory import MemoryGuard
 from ..guards.supervised import SupervisedRun
-from .loss import UpdateLoss
 
 
 class TrainerSurface(SavingTrainer, Protocol):
     """Names what the loop needs of a Trainer beside what checkpoints need, in transformers' names."""
 
     model_wrapped: nn.Module
+    label_names: list[str]
     callback_handler: CallbackHandler
     current_flos: float
     current_gradient_accumulation_steps: int
@@ -37,7 +37,6 @@ class TrainerSurface(SavingTrainer, Protocol):
     is_in_train: bool
     _trial: Any
     _mt_supervised: SupervisedRun | None
-    _mt_loss: UpdateLoss
     _mt_memory_guard: MemoryGuard | None
     _mt_checkpoints: Checkpoints
     _mt_tokens_before: int

@@ -204,6 +204,15 @@ def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(assert_resum
     assert_resumes(step, lambda: parts, **{**SETTINGS, "save_strategy": "no"})
 
 
+@pytest.mark.parametrize("step", [3, 5])  # within an epoch, and at its end
+def test_a_resumed_run_draws_the_same_again_if_callbacks_draw(assert_resumes, step):
+    def draw(**_):
+        return drawing(examples(1))
+
+    parts = {"callbacks": [callback(on_train_begin=draw, on_epoch_begin=draw)], "data_collator": drawing}
+    assert_resumes(step, lambda: parts, **{**SETTINGS, "save_steps": 1})
+
+
 def test_a_checkpoint_draws_the_same_again_where_the_first_batch_draws_nothing(assert_resumes):
     rows = examples(40)
 

@@ -236,15 +236,16 @@ def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each
         run.accumulate_batches(batches, None, [1.0, 1.0])
         assert (exchanged, trainer.state.num_input_tokens_seen) == ([[12]] * update, update * 120)
 
-    monkeypatch.setattr(trainer._mt_loss, "padding", lambda count: {1})  # the second is another process's
+    monkeypatch.setattr(run.loss, "padding", lambda count: {1})  # the second is another process's
     run.zero_gradient_backward = lambda *given: None
     trainer.current_flos, trainer.floating_point_ops = 0.0, lambda batch: len(batch["x"])
     run.accumulate_batches(batches, None, [1.0, None])
     assert (exchanged[2:], trainer.current_flos) == ([[4]], 1)
 
     counted = []  # an override exchanges by itself, in each batch of all processes
-    run.compat, trainer._track_num_input_tokens = Compat(counts_tokens=True), counted.append
-    run.accumulate_batches(batches, None, [1.0, None])
+    trainer._mt_processes, trainer._mt_compat = Processes(), Compat(counts_tokens=True)
+    run, trainer._mt_processes, trainer._track_num_input_tokens = TrainingRun(trainer), Processes(0, 2), counted.append
+    run.accumulate_batches(batches, None, [1.0, 1.0])
     assert (counted, len(exchanged)) == (batches, 3)
 
 

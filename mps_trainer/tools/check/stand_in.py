@@ -14,7 +14,7 @@ from ...checkpoints.checkpoints import Checkpoints
 from ...data.transfer import BatchTransfer
 from ...devices import DeviceRequest, gather_facts, resolve
 from ...errors import MisconfigurationException
-from ...loop.loss import UpdateLoss
+from ...loss_normalisation import LossNormalisation
 from ...model.activation_checkpointing import enable_activation_checkpointing
 from ...model.patches.masks import AttentionMasks
 from ...model.precision import MixedPrecision
@@ -77,7 +77,8 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     stand_in._mt_precision = MixedPrecision(args.device, args.mixed_precision)
     for name in ("accelerator", "gather_function"):  # made anew when they are asked for
         vars(stand_in).pop(name, None)
-    stand_in._mt_loss = UpdateLoss(stand_in)
+    # Nothing is found out: fake tensors cannot be watched, and watching copies the number of items to the device.
+    stand_in._mt_normalisation = LossNormalisation(model_divides=True, subclass_divides=True)
     stand_in._mt_transfer = BatchTransfer(args.device)
     stand_in._mt_attention_masks = AttentionMasks(args.device)
     stand_in._mt_attention_masks.applies = True  # as on mps

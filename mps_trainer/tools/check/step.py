@@ -56,7 +56,6 @@ def trace_step(
     rng = rng_state()
     try:
         stand_in = stand_in_for(trainer)
-        stand_in._mt_loss.stop_watching()  # watching copies the number of items to the device once a run
         stand_in._mt_attention_masks = AttentionMasks(torch.device("mps"))  # tensors say that they are there
         _watch_batches(stand_in, tracer)
         for name, kept in vars(trainer).items():

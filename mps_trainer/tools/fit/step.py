@@ -122,7 +122,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         changes = [(blocks, "slices", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
         stack.enter_context(attributes_replaced(changes))
         run = TrainingRun(stand_in)
-        divisors = stand_in._mt_loss.divisors([batch.inputs])
+        divisors = run.loss.divisors([batch.inputs])
         stack.enter_context(fake_mode())
         for value in vars(stand_in).values():
             if isinstance(value, nn.Module):  # the model, or another one such as a reference model
@@ -134,7 +134,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         tracker.kind = OPTIMIZER
         stand_in.optimizer.step()  # makes its state
         state = tracker.now[OPTIMIZER]
-        run.gradients.clear()
+        run.gradients.clear(stand_in.optimizer)
         count = trainer.args.gradient_accumulation_steps
         if accumulates or count > 1:
             _make_gradients(trained, tracker)
@@ -162,7 +162,6 @@ def _stand_in(trainer: Trainer) -> Trainer:
     """Returns a copy of the Trainer on fake tensors."""
     stand_in = stand_in_for(trainer, copied=fake_copy)
     stand_in.is_in_train = True
-    stand_in._mt_loss.stop_watching()
     return stand_in
 
 
