@@ -186,7 +186,7 @@ def with_new_names(args: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     declared, found = declarations(DeprecatedArguments), {}
     defaults = {field.name: default_of(field) for field in dataclasses.fields(args)}
     for name, value in values.items():
-        becomes = {"warmup_steps": _steps_of(value)} if name == "warmup_ratio" else None
+        becomes: Any = {"warmup_steps": _steps_of(value)} if name == "warmup_ratio" else None
         if name in declared and becomes is None:
             becomes = declared[name].becomes
         if becomes is None:
