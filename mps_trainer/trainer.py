@@ -51,11 +51,10 @@ from .data.plan import StepPlan
 from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
-from .data.workers import close_workers
 from .distributed import Processes, leave, sharded
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
-from .evaluation.evaluator import evaluate_dataset, evaluate_each, run_evaluation
+from .evaluation.evaluator import EvaluationParts, evaluate_dataset, evaluate_each, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
 from .guards.memory import limit_memory, release_buffers
@@ -698,11 +697,6 @@ class Trainer:
             self._eval_dataloaders[dataloader_key] = loader
         return loader
 
-    def _mt_close_workers(self, *loaders: Any) -> None:
-        """Ends the workers of `loaders` and of the kept evaluation loaders, which start new ones in a later pass."""
-        for loader in (*loaders, *self._eval_dataloaders.values()):
-            close_workers(loader)
-
     def num_examples(self, dataloader: DataLoader) -> int:
         """Returns the examples in `dataloader`; estimated from its batches if its dataset has no length."""
         return num_examples(dataloader, self.args.per_device_train_batch_size)
@@ -792,6 +786,7 @@ class Trainer:
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = evaluate_dataset(
             self,
+            self._mt_evaluation_parts(),
             make_loader(),  # an override may choose compute_metrics here
             make_loader,
             description="Evaluation",
@@ -815,6 +810,7 @@ class Trainer:
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = evaluate_dataset(
             self,
+            self._mt_evaluation_parts(),
             make_loader(),
             make_loader,
             description="Prediction",
@@ -837,7 +833,19 @@ class Trainer:
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         skipped = unread_tokens_skipped(self.model, skips_unread_tokens(self.args))
         with self._mt_precision.applied_to(self.model), skipped:
-            return run_evaluation(self, dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+            parts = self._mt_evaluation_parts()
+            return run_evaluation(self, parts, dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+
+    def _mt_evaluation_parts(self) -> EvaluationParts:
+        return EvaluationParts(
+            processes=self._mt_processes,
+            events=self._mt_events,
+            precision=self._mt_precision,
+            compat=self._mt_compat,
+            transfer=self._mt_transfer,
+            run=self._mt_run,
+            warned=self._mt_warned_of_metrics,
+        )
 
     def prediction_step(
         self,

@@ -14,6 +14,7 @@ from ..checkpoints.checkpoints import Checkpoints
 from ..checkpoints.output_folder import make_folder, own_run_folder
 from ..checkpoints.resume import checkpoint_to_resume
 from ..checkpoints.saver import CheckpointSaver
+from ..data.workers import close_workers
 from ..distributed import absent_named
 from ..errors import add_to_explanation, explain, explanation_of
 from ..guards.awake import awake
@@ -102,7 +103,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         trainer._mt_supervised, trainer.is_in_train = None, False
         if run is not None:
             run.batch_source.close()  # a run may end within an epoch; its workers would be killed when Python exits
-        trainer._mt_close_workers(*([] if run is None else [run.loader]))
+        close_workers(*([] if run is None else [run.loader]), *trainer._eval_dataloaders.values())
 
 
 def _end_report(events: Events, error: BaseException | None) -> None:
