@@ -16,7 +16,7 @@ from ..distributed import Processes
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
-from .activation_checkpointing import enable_activation_checkpointing
+from .activation_checkpointing import checkpointing_restored, enable_activation_checkpointing
 from .adapters import check_sparse_adapters
 from .attention_patching import attention_chunked, shortest_chunked
 from .introspection import base_model
@@ -50,14 +50,32 @@ class PreparedTrainer(Protocol):
 
 @contextlib.contextmanager
 def prepared_for_training(trainer: PreparedTrainer) -> Iterator[None]:
-    """Prepares the model as the arguments ask and patches it for `args.device` inside."""
-    prepare_model(trainer)
-    with model_patched(trainer, trainer.args.device):
+    """Prepares the model as the arguments ask and patches it for `args.device` inside.
+
+    Afterwards it has the hooks that it had before and those that other code has added meanwhile, and it recomputes
+    activations as it did before.
+    """
+    model, args = trainer.model, trainer.args
+    with contextlib.ExitStack() as stack:
+        if args.activation_checkpointing:
+            stack.enter_context(checkpointing_restored(model))
+        before = _forward_hooks(model)
+        try:
+            prepare_model(trainer)
+        finally:
+            for module, key in _forward_hooks(model) - before:
+                stack.callback(module._forward_hooks.pop, key, None)
+        stack.enter_context(model_patched(trainer, args.device))
         yield
 
 
+def _forward_hooks(model: nn.Module) -> set[tuple[nn.Module, int]]:
+    """Returns each forward hook of a module of `model`, by its key; transformers does not return their handles."""
+    return {(module, key) for module in model.modules() for key in module._forward_hooks}
+
+
 def prepare_model(trainer: PreparedTrainer) -> None:
-    """Changes the model for good as the arguments ask, and puts it in training mode."""
+    """Changes the model as the arguments ask, and puts it in training mode."""
     model, args = trainer.model, trainer.args
     if args.use_liger_kernel:
         _use_liger_kernels(model, args.liger_kernel_config)

@@ -72,12 +72,3 @@ def test_a_compiled_model_with_recomputed_dropout_trains_as_one_that_is_not_comp
         return logged(trainer, "loss") + logged(trainer, "grad_norm")
 
     assert numbers(compiled) == pytest.approx(numbers(None), rel=1e-5)
-
-
-def test_checkpointing_that_is_set_on_existing_arguments_is_used(make_trainer):
-    model = Recomputing()
-    trainer = make_trainer({"model": model}, max_steps=1)
-    model.settings = {"use_reentrant": True}
-    trainer.args.gradient_checkpointing = True  # as the advice for memory names it
-    trainer.train()
-    assert model.settings == {"use_reentrant": False}
