@@ -32,7 +32,9 @@ def without_masks() -> Iterator[None]:
     from mps_trainer.model.patches import masks
 
     def made(device: torch.device) -> masks.AttentionMasks:
-        return masks.AttentionMasks(device, applies=False)
+        unused = masks.AttentionMasks(device)
+        unused.applies = False
+        return unused
 
     with mock.patch.object(trainer, "AttentionMasks", made):
         yield

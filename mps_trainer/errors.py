@@ -95,14 +95,6 @@ class AnotherProcessFailedError(RuntimeError):
     """Another training process has failed. The message names the process and its error."""
 
 
-class ScriptStopped(BaseException):
-    """Ends a script from inside, past every `except Exception`; carries what was to be found out."""
-
-    def __init__(self, *found: Any) -> None:
-        super().__init__("The script was stopped.")
-        self.found = found
-
-
 def explain(error: BaseException, explanation: str) -> None:
     """Adds an explanation to the error of a library and keeps its type and message.
 

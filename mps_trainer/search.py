@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_utils import HPSearchBackend, number_of_arguments
 
+from .arguments.deprecated import with_new_names
 from .errors import SearchUnavailableError
 from .utils.installation import how_to_install
 
@@ -82,7 +83,7 @@ def set_arguments(
     if backend == "ray":
         params.pop("wandb", None)
     fractions = {field.name for field in dataclasses.fields(args) if re.search(r"\bfloat\b", str(field.type))}
-    for name, value in params.items():
+    for name, value in with_new_names(args, params).items():
         if not hasattr(args, name):
             logger.warning(
                 "The search sets %s, which is not a field of TrainingArguments, so it is ignored. Use it in "

@@ -97,7 +97,7 @@ class TrainingArguments(
         sharding.settle(self)
 
     def _settle_unset(self) -> None:
-        """Replaces None in fields that are never None afterwards, and merges fields with two names."""
+        """Replaces None in fields that are never None afterwards, and merges the names of activation checkpointing."""
         if self.report_to in ("none", ["none"]):
             self.report = False
         if self.accelerator_config is None:
@@ -107,13 +107,7 @@ class TrainingArguments(
                 setattr(self, name, None)
         if self.output_dir is None:  # transformers' default
             self.output_dir = "trainer_output"
-        for field in ("activation_checkpointing", "activation_checkpointing_kwargs"):
-            other = field.replace("activation", "gradient")
-            if getattr(self, field) is None:
-                setattr(self, field, getattr(self, other))
-            setattr(self, other, getattr(self, field))
-        if self.activation_checkpointing is None:
-            self.activation_checkpointing = self.gradient_checkpointing = False
+        self.merge_checkpointing()
 
     def _derive(self) -> None:
         """Sets fields whose default depends on other fields."""

@@ -40,8 +40,18 @@ AREAS = {
     "device resolution": Area(60, ("devices/resolver.py",)),
     "other device code": Area(40, ("devices/facts.py", "devices/findings.py", "devices/accelerators/*.py")),
     "checkpoints": Area(110, ("checkpoints/*.py",)),
-    "the loop": Area(60, ("loop/run*.py", "loop/preemption.py", "evaluation/best_metric.py", "data/plan.py")),
-    "loss weighting": Area(50, ("loop/loss.py",)),
+    "the loop": Area(
+        60,
+        (
+            "loop/run.py",
+            "loop/position.py",
+            "loop/rollback.py",
+            "loop/preemption.py",
+            "evaluation/best_metric.py",
+            "data/plan.py",
+        ),
+    ),
+    "loss weighting": Area(50, ("loop/items.py", "loop/loss.py", "loss_normalisation.py")),
     "the Trainer": Area(60, ("trainer.py", "loop/trainer_state.py")),
     "data order": Area(40, ("data/order.py", "data/buckets.py", "loop/batch_source.py")),
 }

@@ -3,12 +3,16 @@
 import ast
 import graphlib
 
-from mps_trainer import Seq2SeqTrainer, Trainer
-from tests import ROOT
+import pytest
 
-# The modules of the Trainer's two classes, and what looks at a Trainer from outside.
+from mps_trainer import Seq2SeqTrainer, Trainer
+from tests import ROOT, run_python
+
+# The modules of the Trainer's two classes.
 TRAINER = {"mps_trainer.trainer", "mps_trainer.trainer_seq2seq"}
-OUTSIDE = ("tools", "check", "fit", "simulator", "selftest", "cli", "replace_transformers")
+# Those with the public names of the tools, and all that look at a Trainer from outside.
+DOORS = ("check", "fit", "simulator", "selftest")
+OUTSIDE = ("tools", *DOORS, "cli", "replace_transformers")
 
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -46,6 +50,20 @@ def room_of(name: str) -> str:
 def test_the_core_does_not_import_what_looks_at_it_from_outside():
     core = {name for name in MODULES if room_of(name) not in ("", "__main__", *OUTSIDE)}
     assert {(name, each) for name in core for each in IMPORTS[name] if room_of(each) in OUTSIDE} == set()
+    # by import_module or in sys.modules
+    assert {name for name in core if "mps_trainer.tools" in MODULES[name].read_text(encoding="utf-8")} == set()
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_public_modules_import_their_tool_alone(door):
+    assert {".".join(each.split(".")[:3]) for each in IMPORTS[f"mps_trainer.{door}"]} == {f"mps_trainer.tools.{door}"}
+
+
+@pytest.mark.integration
+def test_no_tool_is_loaded_with_the_trainer():
+    tools = "[name for name in sys.modules if name.startswith('mps_trainer.tools')]"
+    ran = run_python("-c", f"import sys; from mps_trainer import Trainer; print({tools})")
+    assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr
 
 
 def test_the_trainer_is_one_class_without_mixins():

@@ -4,11 +4,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mps_trainer import search
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import SearchUnavailableError
-from tests.conftest import callback, refusal
+from tests.conftest import Classifier, callback, refusal
 
 
 def test_a_model_comes_from_a_function_with_or_without_the_trial():
@@ -34,6 +35,27 @@ def test_a_fraction_stays_one_where_the_argument_was_a_whole_number(make_args):
     chosen = {"warmup_steps": 0.1, "max_grad_norm": 0.3, "num_train_epochs": 2.5, "per_device_train_batch_size": 4.5}
     search.set_arguments(args, chosen, "ray", dict)
     assert {name: getattr(args, name) for name in chosen} == {**chosen, "per_device_train_batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "new", "meant"),
+    [
+        ("warmup_ratio", [0.1, 0.0, 0.2], "warmup_steps", [0.1, 0.0, 0.2]),
+        ("adafactor", [True, False, True], "optim", ["adafactor", "adamw_torch_fused", "adafactor"]),
+        ("per_gpu_train_batch_size", [4, 2, 4], "per_device_train_batch_size", [4, 2, 4]),
+        ("evaluation_strategy", ["no", "epoch"], "eval_strategy", ["no", "epoch"]),
+        ("jit_mode_eval", [True, False], "jit_mode_eval", [False, False]),
+    ],
+)
+def test_deprecated_names_of_trials_set_the_new_fields_and_warn(make_args, name, values, new, meant):
+    args, found = make_args(), []
+    for value in values:
+        with pytest.warns(FutureWarning, match=f"`{name}` is deprecated"):
+            search.set_arguments(args, {name: value}, "ray", dict)
+        assert getattr(args, name) == getattr(make_args(), name)
+        found.append(getattr(args, new))
+    assert found == meant
+    assert {type(value) for value in found} == {type(getattr(make_args(**{new: meant[0]}), new))}
 
 
 @pytest.mark.parametrize(("backend", "name"), [("optuna", "run-3"), ("ray", "run-of-ray"), ("wandb", "run-of-wandb")])
@@ -73,6 +95,24 @@ def test_callbacks_see_the_trial_and_optuna_gets_each_evaluation(make_trainer, m
     trainer = make_trainer(given, max_steps=2, eval_strategy="steps", eval_steps=1)
     trainer.hyperparameter_search(lambda trial: {"seed": trial.suggest_int("seed", 7, 7)}, n_trials=1, pruner=Pruner())
     assert (seen, reported) == ([{"seed": 7}] * 2, [[1], [1, 2]])
+
+
+def test_model_of_a_trial_is_made_with_the_seed_of_that_trial(make_trainer):
+    optuna = pytest.importorskip("optuna")
+    seeds = []
+
+    def model_init(trial):
+        seeds.append((None if trial is None else trial.params["seed"], torch.initial_seed()))
+        return Classifier()
+
+    trainer = make_trainer({"model_init": model_init}, max_steps=1, eval_strategy="steps", eval_steps=1, seed=3)
+    space = {"seed": [5, 6, 7]}
+    sampler = optuna.samplers.GridSampler(space, seed=0)
+    trainer.hyperparameter_search(
+        lambda trial: {"seed": trial.suggest_categorical("seed", space["seed"])}, n_trials=3, sampler=sampler
+    )
+    assert seeds[0] == (None, 3)  # the model that the Trainer is made with
+    assert sorted(seeds[1:]) == [(5, 5), (6, 6), (7, 7)]
 
 
 @pytest.mark.parametrize("work", ["evaluate", "predict", "save_model", "get_num_trainable_parameters"])

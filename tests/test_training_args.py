@@ -136,12 +136,32 @@ def test_the_arguments_can_be_copied_before_and_after_the_device_is_known(kind, 
     assert twin.device == torch.device("cpu")
 
 
-def test_activation_checkpointing_can_be_switched_off_in_a_copy():
-    for name in ("gradient_checkpointing", "activation_checkpointing"):
-        args = TrainingArguments(**{name: True})
-        assert (args.gradient_checkpointing, args.activation_checkpointing) == (True, True)
-        off = replace(args, activation_checkpointing=False)
-        assert (off.gradient_checkpointing, off.activation_checkpointing) == (False, False)
+NAMES = ("gradient_checkpointing", "activation_checkpointing")
+
+
+@pytest.mark.parametrize("kind", [TrainingArguments, Extended])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("given", NAMES)
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_copy_switches_activation_checkpointing_by_either_name(kind, name, given, is_on):
+    args = kind(**{given: is_on, f"{given}_kwargs": {"early_stop": True}})
+    assert [getattr(args, each) for each in NAMES] == [is_on, is_on]
+    switched = replace(args, **{name: not is_on, f"{name}_kwargs": {"early_stop": False}})
+    assert [getattr(switched, each) for each in NAMES] == [not is_on, not is_on]
+    assert [getattr(switched, f"{each}_kwargs") for each in NAMES] == [{"early_stop": False}] * 2
+    for same in (replace(switched, run_name="again"), replace(switched, **{name: not is_on})):
+        assert [getattr(same, each) for each in NAMES] == [not is_on, not is_on]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args))])
+def test_setting_one_name_of_activation_checkpointing_sets_the_other(name, duplicate):
+    args = duplicate(TrainingArguments())
+    for value in (True, False):
+        setattr(args, name, value)
+        assert [getattr(args, each) for each in NAMES] == [value, value]
+    setattr(args, f"{name}_kwargs", {"use_reentrant": True})
+    assert [getattr(args, f"{each}_kwargs") for each in NAMES] == [{"use_reentrant": True}] * 2
 
 
 def test_a_new_choice_of_device_in_a_copy_is_decided_anew(on_machine):

@@ -22,7 +22,7 @@ from typing import Any
 from ..devices.launchers import process_number
 from ..errors import MisconfigurationException
 from .choices import IntervalStrategy
-from .fields import Declaration, NotSupported, option
+from .fields import Declaration, NotSupported, declarations, default_of, option
 from .readers import read_choice, read_path
 
 DROPPED_IN = "1.0"
@@ -171,10 +171,38 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
         if is_given:
             _warn(args, declared["warmup_ratio"])
         if args.warmup_steps == 0 or (is_given and 0 < args.warmup_steps < 1):  # a number of steps takes precedence
-            args.warmup_steps = min(args.warmup_ratio, math.nextafter(1.0, 0.0))  # 1 would be one step
+            args.warmup_steps = _steps_of(args.warmup_ratio)
         args.warmup_ratio = spent
     if args.logging_dir is not None:
         _warn(args, declared["logging_dir"])
+
+
+def with_new_names(args: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `values` for fields of `args`, with the new names of deprecated fields and a FutureWarning for each.
+
+    The false value of a deprecated flag stands for the default of the new field, because an earlier trial of a search
+    may have set the flag.
+    """
+    declared, found = declarations(DeprecatedArguments), {}
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(args)}
+    for name, value in values.items():
+        becomes: Any = {"warmup_steps": _steps_of(value)} if name == "warmup_ratio" else None
+        if name in declared and becomes is None:
+            becomes = declared[name].becomes
+        if becomes is None:
+            found[name] = value
+            continue
+        _warn(args, declared[name])
+        if isinstance(becomes, str):
+            found[becomes] = value
+        else:
+            found.update(becomes if value else {new: defaults[new] for new in becomes})
+    return found
+
+
+def _steps_of(ratio: float) -> float:
+    """Returns the value of `warmup_steps` for a ratio. It is below 1, because 1 would be one step."""
+    return min(ratio, math.nextafter(1.0, 0.0))
 
 
 def processing_class_from(processing_class: Any, tokenizer: Any) -> Any:

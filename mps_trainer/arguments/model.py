@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 from .fields import option
 from .readers import read_integer_not_float
 
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"
 PRECISIONS = ("no", "fp16", "bf16")  # the settings of autocast
+_CHECKPOINTING = ("activation_checkpointing", "activation_checkpointing_kwargs")
+_SAME = {name: name.replace("activation", "gradient") for name in _CHECKPOINTING}  # transformers' older names
+_SAME.update({old: new for new, old in _SAME.items()})
 
 
 @dataclass
@@ -17,8 +22,7 @@ class PrecisionArguments:
 
     bf16: bool = option(False, "Autocast to bfloat16 (cpu, mps from macOS 14, cuda from Ampere).")
     fp16: bool = option(False, "Autocast to float16 with a gradient scaler.")
-    # Both flags end up as true or false, and equal. They begin as None so that a copy of the arguments in which
-    # activation_checkpointing is switched off differs from one that leaves it alone.
+    # Both flags end up as true or false, and equal. They begin as None, which is the one that was not given.
     activation_checkpointing: bool = option(
         None, "Recompute activations in the backward pass instead of storing them: less memory, more time."
     )
@@ -32,6 +36,31 @@ class PrecisionArguments:
     bf16_full_eval: bool = option(False, "Evaluate with weights in bfloat16 instead of autocast.")
     fp16_full_eval: bool = option(False, "Evaluate with weights in float16 instead of autocast.")
     tf32: bool | None = option(None, "Use TensorFloat-32 on cuda from Ampere on. [torch's setting]")
+
+    # Whether the two names of activation checkpointing agree: from then on, setting one sets the other
+    _checkpointing_is_merged = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if self._checkpointing_is_merged and name in _SAME:
+            super().__setattr__(_SAME[name], value)
+
+    def merge_checkpointing(self) -> None:
+        """Gives both names of activation checkpointing the value of the one that was given.
+
+        The new name takes precedence, as in transformers, except in a copy that changes the old name alone.
+        """
+        before = _copied_from(self)
+        for new in _CHECKPOINTING:
+            value, old_value = getattr(self, new), getattr(self, _SAME[new])
+            is_changed = before is not None and old_value != getattr(before, _SAME[new])
+            if value is None or (is_changed and value == getattr(before, new)):
+                value = old_value
+            setattr(self, new, value)
+            setattr(self, _SAME[new], value)
+        self._checkpointing_is_merged = True
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = False
 
 
 @dataclass
@@ -68,3 +97,17 @@ class ModelArguments:
         ge=1,
         read=read_integer_not_float,
     )
+
+
+def _copied_from(args: Any) -> Any:
+    """Returns the arguments from which `dataclasses.replace` is making `args`; None if it is not.
+
+    The values alone do not tell: with one name true and the other false, either one may be the change. So this looks
+    at the calls that lead here, as warnings do for the line of the caller.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_locals.get(next(iter(frame.f_code.co_varnames), "")) is args:
+        frame = frame.f_back  # a method of `args`, which a subclass may have extended
+    if frame.f_globals.get("__name__") == "dataclasses" and frame.f_code.co_name in ("replace", "_replace"):
+        return frame.f_locals[frame.f_code.co_varnames[0]]
+    return None

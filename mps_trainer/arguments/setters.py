@@ -33,8 +33,6 @@ class Setter:
             try:
                 method(*given, **named)
                 args.eval_delay = args.eval_delay or 0
-                if args.gradient_checkpointing != before["gradient_checkpointing"]:  # transformers 5.0 sets no more
-                    args.activation_checkpointing = args.gradient_checkpointing
                 args.check()
             except ValueError:
                 vars(args).clear()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..devices.facts import FALLBACK
-from ..errors import MisconfigurationException, ScriptStopped
+from ..errors import MisconfigurationException
 from ..launching.settings import USE_CPU
+from ..tools.stopped import ScriptStopped
 from ..utils.attributes import attributes_replaced
 from ..utils.import_watch import when_imported
 from ..utils.refusal import INTERRUPTED

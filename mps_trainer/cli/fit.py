@@ -11,8 +11,9 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-from ..errors import MisconfigurationException, ScriptStopped
+from ..errors import MisconfigurationException
 from ..launching.settings import USE_CPU
+from ..tools.stopped import ScriptStopped
 from ..utils.attributes import attributes_replaced
 from ..utils.import_watch import when_imported
 from ..utils.refusal import INTERRUPTED

@@ -15,7 +15,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-from ..errors import MisconfigurationException, ScriptStopped
+from ..errors import MisconfigurationException
+from ..tools.stopped import ScriptStopped
 from ..utils.refusal import INTERRUPTED
 
 _SHARED_FLAGS: dict[str, dict[str, Any]] = {

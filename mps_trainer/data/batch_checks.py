@@ -21,6 +21,7 @@ from torch.nn import Embedding, functional
 from torch.overrides import TorchFunctionMode
 
 from ..errors import InvalidBatchError
+from ..utils.compiled import inside_compiled
 
 _IGNORED = -100  # the label that losses leave out
 _LENGTH = "length"
@@ -50,7 +51,7 @@ class BatchCheck:
             "token_type_ids": getattr(config, "type_vocab_size", None),
             "position_ids": max(tables, default=None),
         }
-        self.name = type(getattr(model, "_orig_mod", model)).__name__  # torch.compile's wrapper has it
+        self.name = type(inside_compiled(model)).__name__
         self.words = words
         self.sizes = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
         self.positions = max(tables.values(), default=None)

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import multiprocessing
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ..training_args import TrainingArguments
 
 _END = object()
+_UNKNOWN = object()  # not asked for yet
 _RECORDED = 2**14  # so many batches are recorded (5 MB if they have 32 rows): a loss is read at the next log
 
 
@@ -65,7 +66,7 @@ class EpochLoader(DataLoader):
     made_with: tuple[Any, int | None] = None, None  # collator and batch size, if workers persist
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
     rows: dict[tuple[int, int], Sequence[int]]  # the rows of the dataset, by epoch and number of the batch
-    unloaded = 0  # batches at the beginning of the next pass that are not loaded
+    _first = 0  # the number of the first batch to load, while `iterate_once` begins a pass
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass."""
@@ -82,8 +83,8 @@ class EpochLoader(DataLoader):
         batches = PrefetchIterator(self)
         return batches if self.transfer is None else map(self.transfer, batches)
 
-    def iterate_once(self) -> Iterator[Any]:
-        """Returns the batches of one pass, without prefetching."""
+    def iterate_once(self, first: int = 0) -> Iterator[Any]:
+        """Returns the batches of one pass from the batch number `first` on, without prefetching."""
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
         generator = self.generator
@@ -95,6 +96,7 @@ class EpochLoader(DataLoader):
         context: Any = self.multiprocessing_context or multiprocessing
         spawns = self.num_workers > 0 and context.get_start_method() != "fork"
         torchs_advice = no_advice_to_fork() if spawns else contextlib.nullcontext()
+        self._first = first
         with block_signals_during_worker_start(self.num_workers > 0, spawns), torchs_advice:
             try:
                 return super().__iter__()
@@ -102,7 +104,7 @@ class EpochLoader(DataLoader):
                 explain_starting(error, self)
                 raise
             finally:
-                self.generator = generator
+                self.generator, self._first = generator, 0
 
     @property
     def _index_sampler(self) -> Any:
@@ -137,7 +139,7 @@ class _RecordedIndices:
 
     def __iter__(self) -> Iterator[Any]:
         recorded = self._recorded(iter(self.sampler), self.loader.rows, self.loader.iteration)
-        return itertools.islice(recorded, self.loader.unloaded, None)
+        return itertools.islice(recorded, self.loader._first, None)
 
     def _recorded(self, batches: Iterator[Any], rows: Any, epoch: int) -> Iterator[Any]:
         for number, indices in enumerate(batches):
@@ -151,11 +153,12 @@ class _RecordedIndices:
 class PrefetchIterator(Iterator[Any]):
     """Iterates over an `EpochLoader` and loads one batch ahead.
 
-    Nothing is drawn or loaded before the first batch is asked for, or `start` called.
+    Nothing is drawn or loaded before the first batch is asked for, or `begin` or `load_ahead` called.
 
     Args:
-        skip: the number of batches at the beginning to leave out; they are loaded by workers and from streams.
-        before_first: called after that, before the first batch that is given is loaded.
+        skip: the number of batches at the beginning to leave out.
+        load_skipped: True to load these in workers, whose generators then draw the same numbers. A stream loads them
+            in any case.
 
     Attributes:
         records: whether to read the random number generators' states before each batch is loaded.
@@ -164,32 +167,34 @@ class PrefetchIterator(Iterator[Any]):
         draws: whether loading the first batch changed the state of a generator; True before that.
     """
 
-    def __init__(self, loader: EpochLoader, skip: int = 0, before_first: Callable[[], None] | None = None) -> None:
+    def __init__(self, loader: EpochLoader, skip: int = 0, load_skipped: bool = False) -> None:
         self.loader = loader
         self.records, self.draws = False, True
         self.before_waiting: dict[str, Any] | None = None
-        self._skip, self._before_first = skip, before_first
+        in_workers = loader.num_workers > 0 and not isinstance(loader.dataset, IterableDataset)
+        self._number = skip if in_workers and not load_skipped else 0  # counts the batches of the epoch
+        self._skip = skip - self._number
         self._batches: Iterator[Any] | None = None
-        self._number = 0  # counts the batches of the epoch
-        self._waiting: Any = _END
+        self._waiting: Any = _UNKNOWN
 
-    def start(self) -> None:
-        """Loads the first batch."""
-        self._number = self.loader.unloaded
-        self._batches = self.loader.iterate_once()
-        self.loader.unloaded = 0
+    def begin(self) -> None:
+        """Begins the pass and leaves out the batches to skip."""
+        self._batches = self.loader.iterate_once(first=self._number)
         indices = _indices(self._batches)
         for _ in range(self._skip):
             self._next(indices)
-        if self._before_first is not None:
-            self._before_first()
+
+    def load_ahead(self) -> None:
+        """Loads the first batch."""
+        if self._batches is None:
+            self.begin()
         before = _comparable_rng_state()
         self._load()
         self.draws = _comparable_rng_state() != before
 
     def __next__(self) -> Any:
-        if self._batches is None:
-            self.start()
+        if self._waiting is _UNKNOWN:
+            self.load_ahead()
         if self._waiting is _END:
             raise StopIteration
         batch = self._waiting
@@ -328,28 +333,21 @@ def _remade(loader: DataLoader, **changed: Any) -> EpochLoader:
     return made
 
 
-def epoch_batches(
-    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None, load_skipped: bool = False
-) -> Iterator[Any]:
+def epoch_batches(loader: Any, epoch: int, skip: int = 0, load_skipped: bool = False) -> Iterator[Any]:
     """Returns the batches of an epoch in its order, without the first `skip`.
 
     `loader` may be any iterable of batches. Skipped batches are not loaded where the order is known beforehand.
 
     Args:
-        before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
         load_skipped: load skipped batches if there are workers, so that their generators draw the same numbers.
     """
     set_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):
-        if loader.num_workers and not load_skipped and not isinstance(loader.dataset, IterableDataset):
-            loader.unloaded, skip = skip, 0
-        return PrefetchIterator(loader, skip, before_first)
+        return PrefetchIterator(loader, skip, load_skipped)
     batches = iter(loader)
     skipped = _indices(batches) or batches
     for _ in range(skip):
         next(skipped, None)
-    if before_first is not None:
-        before_first()
     return batches
 
 

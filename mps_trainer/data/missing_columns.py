@@ -158,28 +158,24 @@ class ModelColumns:
         return f"{_columns(names)} {was} removed because {self.model_name}.forward {takes}"
 
 
-@contextlib.contextmanager
-def explaining_missing_columns(loader: Any, batch: Any, needs_labels: bool) -> Iterator[None]:
-    """Explains an error inside if `batch` of `loader` lacks columns that the dataset has.
+def explain_missing_columns(error: Exception, loader: Any, batch: Any, needs_labels: bool) -> None:
+    """Explains an error of a step if `batch` of `loader` lacks columns that the dataset has.
 
     Args:
         needs_labels: whether the model has to return a loss.
     """
-    try:
-        yield
-    except MisconfigurationException:
-        raise
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        columns: ModelColumns | None = getattr(loader, "columns", None)
-        if columns is not None and isinstance(batch, Mapping):
-            with contextlib.suppress(Exception):  # a search for the fault must not hide the fault
-                if isinstance(example := _example(loader), Mapping):
-                    text = columns.why_no_input(example, batch)
-                    if text is None and needs_labels:
-                        text = columns.why_no_labels(example, batch)
-                    if text is not None:
-                        explain(error, text)
-        raise
+    columns: ModelColumns | None = getattr(loader, "columns", None)
+    is_suspicious = isinstance(error, (TypeError, ValueError, KeyError, AttributeError))
+    if not is_suspicious or isinstance(error, MisconfigurationException):
+        return
+    if columns is not None and isinstance(batch, Mapping):
+        with contextlib.suppress(Exception):  # a search for the fault must not hide the fault
+            if isinstance(example := _example(loader), Mapping):
+                text = columns.why_no_input(example, batch)
+                if text is None and needs_labels:
+                    text = columns.why_no_labels(example, batch)
+                if text is not None:
+                    explain(error, text)
 
 
 @contextlib.contextmanager

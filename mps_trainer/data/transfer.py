@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,14 @@ class BatchTransfer:
         remember_texts(data, batch)
         return batch
 
+    def before_other_code(self, sees_batches: bool) -> Callable[[Any], Any]:
+        """Returns a function that moves batches before other code sees them; it does nothing if none does.
+
+        The Trainer's own code moves a batch once it is checked and counted on the host, in `_prepare_input`.
+        transformers' loaders move batches, so an override need not.
+        """
+        return self if sees_batches and self.device.type != "cpu" else _unmoved
+
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies `tensors` to the device in one buffer and returns views of it."""
         tensors = [tensor.to(_dtype_on(self.device, tensor)) for tensor in tensors]
@@ -85,6 +93,10 @@ class BatchTransfer:
         buffer = host.to(self.device, non_blocking=self._non_blocking)
         # .data: autograd would take a change of one part in place for a change of all
         return [buffer[start:end].view(tensor.dtype).view(tensor.shape).data for start, end, tensor in places]
+
+
+def _unmoved(data: Any) -> Any:
+    return data
 
 
 def _moves_itself(value: Any) -> bool:

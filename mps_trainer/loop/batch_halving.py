@@ -18,8 +18,10 @@ from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from ..utils.nested import find_batch_size
 from .gradients import Gradients
+from .loss import UpdateLoss
 from .nonfinite import BatchHistory
-from .run_state import RunState
+from .position import Position, Update
+from .rollback import Rollback
 from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
@@ -34,59 +36,64 @@ class MicrobatchSplitter:
     state change at its end.
 
     Args:
-        run_state: restored before an update is repeated; holds the size that fits.
+        position: holds the size that fits.
+        rollback: undoes an update before it is repeated.
         gradients: cleared then.
         history: knows the rows of each batch in the dataset.
         batch_size: examples in a batch of the loader.
-        most_rows: the most rows that a batch can have if each is an example; None: not known.
-        moves_loaded: True if batches have been moved to the device.
+        max_rows: the most rows that a batch can have if each is an example; None: not known.
+        loss: counts the items of batches.
+        move_loaded: moves batches to the device if those of the loader have been moved.
     """
 
     def __init__(
         self,
         trainer: TrainerSurface,
-        run_state: RunState,
+        position: Position,
+        rollback: Rollback,
         gradients: Gradients,
         history: BatchHistory,
         batch_size: int,
-        most_rows: int | None = None,
-        moves_loaded: bool = False,
+        max_rows: int | None,
+        loss: UpdateLoss,
+        move_loaded: Callable[[Any], Any],
     ) -> None:
-        self.trainer, self.run_state, self.gradients, self.batch_size = trainer, run_state, gradients, batch_size
-        self.history, self.moves_loaded = history, moves_loaded
-        self._most_rows, self._rows_are_examples = most_rows, True
+        self.trainer, self.position, self.rollback, self.gradients = trainer, position, rollback, gradients
+        self.history, self.batch_size, self.loss, self.move_loaded = history, batch_size, loss, move_loaded
+        self._max_rows, self._rows_are_examples = max_rows, True
         self._loads_again = not trainer._mt_compat.splits_batches
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
         self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
         self._has_warned = False
+        self._batches: list[Any] = []  # of the update under way
 
-    def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], batches: list[Any], num_items: Any) -> None:
-        """Calls `train_on(microbatches, num_items, divisors)` with microbatches that fit into memory.
+    def accumulate(self, train_on: Callable[[list[Any], Any, Any, int], None], update: Update) -> None:
+        """Calls `train_on(microbatches, num_items, divisors, count)` with microbatches that fit into memory.
 
         Raises:
             NothingLeftToSplitError: if not even a single example fits, or batches cannot be split.
         """
         # such an optimizer updates weights while gradients are computed, so the update cannot be repeated
         steps_early = isinstance(self.trainer.optimizer, LayerWiseDummyOptimizer)
-        before = self.run_state.snapshot()
+        before, self._batches = self.rollback.snapshot(), update.batches
         while True:
-            microbatches, divisors = self._split(batches)
+            microbatches, divisors = self._split(update.batches)
             try:
-                train_on(microbatches, num_items, divisors)
+                train_on(microbatches, update.num_items, divisors, len(update.batches))
             except RuntimeError as error:
                 # the other processes have not run out of memory, and exchange no gradients again
                 if not out_of_memory(error) or steps_early or self.trainer._mt_processes.is_distributed:
                     raise
-                self._halve(batches, len(microbatches), error, self.trainer.state.global_step + 1)
+                self._halve(update.batches, len(microbatches), error, self.trainer.state.global_step + 1)
             else:
                 return
             # outside of the handler, because its error keeps alive all that was computed
-            self.gradients.clear()
-            self.run_state.restore(before)
+            self.gradients.clear(self.trainer.optimizer)
+            self.rollback.restore(before)
             self._free()
 
-    def end_step(self, batches: list[Any]) -> None:
-        """Fires on_step_end after the update of `batches`.
+    def end_step(self) -> None:
+        """Fires on_step_end.
 
         If a callback runs out of memory, frees unused memory, halves the microbatches and calls that one again. In
         several processes the run ends instead, because the others would not know of it.
@@ -102,7 +109,7 @@ class MicrobatchSplitter:
                 can_repeat = events.covers("on_step_end") and not self.trainer._mt_processes.is_distributed
                 if not (out_of_memory(error) and can_repeat):
                     raise
-                self._halve(batches, len(self._split(batches)[0]), error, self.trainer.state.global_step)
+                self._halve(self._batches, len(self._split(self._batches)[0]), error, self.trainer.state.global_step)
                 again = failing_callback(error)
             else:
                 return
@@ -114,17 +121,19 @@ class MicrobatchSplitter:
 
     def _split(self, batches: list[Any]) -> tuple[list[Any], Sequence[SupportsFloat | None]]:
         """Returns the microbatches of an update and the divisor for the loss of each."""
-        of_batches, most = self.trainer._mt_loss.divisors(batches), self.run_state.examples_at_a_time
-        if most is None:
+        of_batches, max_examples = self.loss.divisors(batches), self.position.examples_at_a_time
+        if max_examples is None:
             return batches, of_batches
         microbatches: list[Any] = []
         divisors: list[SupportsFloat | None] = []
         for number, (batch, divisor) in enumerate(zip(batches, of_batches, strict=True)):
             try:
-                several = self._parts(number, batch, most)
+                several = self._parts(number, batch, max_examples)
             except UnsplittableBatchError as reason:
                 if not self._has_warned:
-                    logger.warning("A batch of %d examples or more stays whole, and others like it: %s", most, reason)
+                    logger.warning(
+                        "A batch of %d examples or more stays whole, and others like it: %s", max_examples, reason
+                    )
                 several, self._has_warned = [batch], True
             microbatches += several
             divisors += [divisor] if len(several) == 1 else self._divided(divisor, several)
@@ -135,37 +144,37 @@ class MicrobatchSplitter:
                 return batches, of_batches
         return microbatches, divisors
 
-    def _parts(self, number: int, batch: Any, most: int) -> list[Any]:
+    def _parts(self, number: int, batch: Any, max_examples: int) -> list[Any]:
         """Splits the batch of this number, or loads its examples again in smaller batches."""
         rows = self.history.rows_of_batch(number) if self._loads_again else None
         if rows is None or len(rows) < 2:  # a dataset may have whole batches as rows
-            return self._cut(batch, most)
+            return self._cut(batch, max_examples)
         try:
             if examples_in(batch) == len(rows):
-                return self._cut(batch, most)
+                return self._cut(batch, max_examples)
         except UnsplittableBatchError:
             pass
-        if len(rows) <= most:
+        if len(rows) <= max_examples:
             return [batch]
-        parts = load_in_parts(self.history.loader, rows, most)
-        (items,), of_parts = self.trainer._mt_loss.items_of_each([batch]), self.trainer._mt_loss.items_of_each(parts)
+        parts = load_in_parts(self.history.loader, rows, max_examples)
+        (items,), of_parts = self.loss.counter.each([batch]), self.loss.counter.each(parts)
         if items is not None and items != sum(count or 0 for count in of_parts):
             raise UnsplittableBatchError("it has other labels when its examples are loaded again in smaller batches")
-        return [self.trainer._mt_transfer(part) for part in parts] if self.moves_loaded else parts
+        return [self.move_loaded(part) for part in parts]
 
-    def _cut(self, batch: Any, most: int) -> list[Any]:
+    def _cut(self, batch: Any, max_examples: int) -> list[Any]:
         """Returns `split_batch`, if the rows of the run's batches are examples.
 
         TRL's trainers on preferences put the rejected answers below the chosen ones: half the rows would be the wrong
         pairs.
         """
-        if self._most_rows is not None and examples_in(batch) > self._most_rows:
+        if self._max_rows is not None and examples_in(batch) > self._max_rows:
             self._rows_are_examples = False
         if not self._rows_are_examples:
             raise UnsplittableBatchError(
                 "the batches of this run have more rows than examples, as TRL's pairs of answers do"
             )
-        return self.trainer.split_batch(batch, most)
+        return self.trainer.split_batch(batch, max_examples)
 
     def _divided(self, divisor: SupportsFloat | None, microbatches: list[Any]) -> list[float | None]:
         """Returns the divisors for the losses of the microbatches of a batch whose loss has `divisor`."""
@@ -173,7 +182,7 @@ class MicrobatchSplitter:
             return [None] * len(microbatches)
         of_each = [_boxes(each) for each in microbatches]
         if None in of_each:
-            of_each = self.trainer._mt_loss.items_of_each(microbatches)
+            of_each = self.loss.counter.each(microbatches)
         counts = [count or 0 for count in of_each]
         if not sum(counts):
             counts = [_size(each) or 1 for each in microbatches]
@@ -186,28 +195,28 @@ class MicrobatchSplitter:
         Raises `error` if they cannot be halved.
         """
         largest = max(self._examples_in(number, each) for number, each in enumerate(batches))
-        size = most = self.run_state.examples_at_a_time or max(largest, self.batch_size)
+        size = max_examples = self.position.examples_at_a_time or max(largest, self.batch_size)
         count = before
         while count <= before:  # the last batch of an epoch may be smaller than half of the others
-            if most == 1:
+            if max_examples == 1:
                 raise NothingLeftToSplitError("it has one example") from error
-            most = -(-most // 2)
+            max_examples = -(-max_examples // 2)
             try:
-                count = sum(len(self._parts(number, each, most)) for number, each in enumerate(batches))
+                count = sum(len(self._parts(number, each, max_examples)) for number, each in enumerate(batches))
             except UnsplittableBatchError as reason:
                 raise NothingLeftToSplitError(str(reason)) from error
-        self.run_state.examples_at_a_time = self.trainer.state.train_batch_size = most
+        self.position.examples_at_a_time = self.trainer.state.train_batch_size = max_examples
         logger.warning(
             "Memory ran out in step %d with batches of %d examples. From this step on batches have %d examples, and "
             "more of them are accumulated: each update still has the same examples, and no example is trained on "
             "twice.",
             step,
             min(largest, size) if largest > 1 else size,
-            most,
+            max_examples,
         )
         if self.trainer._mt_supervised is not None:
-            self.trainer._mt_supervised.note(self.trainer.state.global_step, most)
-        note = f"Memory ran out. From here on training batches have {most} examples."
+            self.trainer._mt_supervised.note(self.trainer.state.global_step, max_examples)
+        note = f"Memory ran out. From here on training batches have {max_examples} examples."
         self.trainer._mt_events.note("warning", note)
 
     def _examples_in(self, number: int, batch: Any) -> int:
@@ -233,7 +242,7 @@ def _size(batch: Any) -> int | None:
         return find_batch_size(batch)
 
 
-def sizes_to_begin_with(
+def initial_batch_sizes(
     args: TrainingArguments, resume_from: str | None, limit: int | None = None
 ) -> tuple[int, int | None]:
     """Returns the examples in a batch of the loader, and how many fit at a time if that is known to be fewer.
@@ -242,7 +251,7 @@ def sizes_to_begin_with(
     transformers' Trainer makes the loader's batches smaller instead, and goes on so.
 
     Args:
-        limit: most examples at a time, after a restart because of memory.
+        limit: the most examples at a time, after a restart because of memory.
     """
     asked = args.train_batch_size
     if resume_from is None or (limit is None and not args.auto_find_batch_size):

@@ -1,119 +1,106 @@
-"""Gives a run its batches, and after a resume the random numbers with which the first run drew and loaded them."""
+"""Gives a run the batches of its epochs, and owns the random numbers that training and loading draw."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..checkpoints.rng import (
-    BEFORE_EPOCH,
-    BEFORE_WAITING,
-    OF_LOADING,
-    ORDER_SEED,
-    generators_of,
-    read_rng,
-    rng_state,
-    set_rng,
-)
+from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, OF_LOADING, ORDER_SEED, generators_of, rng_state, set_rng
 from ..data.epoch_loader import PrefetchIterator, epoch_batches, order_of
 from ..data.faults import explain_worker
-from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
 
 
 class BatchSource:
-    """Starts the epochs of a run, and owns its random states.
+    """Gives the batches of an epoch from any batch on, and owns the random states. `Position` alone uses it.
 
     Training and loading draw from the same generators, and loading is one batch ahead. A checkpoint therefore has
-    three states, and `start_epoch` and `restore_rng` set them in the order in which the first run drew from them:
+    three states:
 
-    1. before the epoch: its order and its workers' seeds are drawn again;
-    2. before the batch that waits: the batches that were trained on are skipped, and this one is loaded again;
-    3. at the checkpoint: training draws the next number. `restore_rng` sets it, once.
+    1. before the epoch: its order and its workers' seeds are drawn from this state;
+    2. before the batch that waits: it is loaded ahead from this state;
+    3. at the checkpoint: training draws its next number from this state.
 
-    A checkpoint of transformers has the last one alone. As transformers does, the run then sets it when the batches of
-    its first update are loaded. Workers' generators cannot be read from this process: their batches are loaded again.
+    `load_state_dict` sets the third at once, and nothing else restores random numbers in a resumed run. What that run
+    does once more is done inside `repeating`, which afterwards puts the generators back: loading the batch that
+    waits, for which `begin_epoch` sets the first two states, and events that were fired before the checkpoint.
+
+    A checkpoint of transformers has the third state alone. As in transformers, the order of the epoch and the batches
+    of the first update are then drawn from the states that the generators had before the resume. The generators of
+    workers cannot be read from this process: workers load the batches of the epoch again.
+
+    Args:
+        loader: any iterable of batches. Those that `prepare_loader` returns load one batch ahead.
+        takes_order_seed: False if a checkpoint does not decide the seed of the order, because `data_seed` does.
     """
 
-    def __init__(self, trainer: TrainerSurface, loader: Any) -> None:
+    def __init__(self, loader: Any, takes_order_seed: bool = True) -> None:
         self.loader = loader
+        self._takes_order_seed = takes_order_seed
         self._generators = generators_of(loader)
-        self._trainer = trainer
-        self._folder: str | None = None  # an override restores from it; None: `_pending` is set as it is
-        self._pending: dict[str, Any] | None = None  # the states that `restore_rng` sets; None once it has
-        self._loading: dict[str, Any] | None = None  # the saved states of loading, until an epoch starts from them
-        self._batches: Iterator[Any] | None = None
+        self._batches: Iterator[Any] | None = None  # the pass under way
         self._before_epoch: dict[str, Any] | None = None
+        self._before_resume: dict[str, Any] | None = None  # None as long as no random states were loaded
+        self._of_loading: dict[str, Any] | None = None  # saved states, until an epoch begins from them
 
-    # Resuming
+    # A pass over the loader
 
-    def load(self, folder: str) -> None:
-        """Reads the states of a checkpoint. The generators are set by `start_epoch` and `restore_rng`."""
-        processes = self._trainer._mt_processes
-        states = read_rng(folder, processes.rank, processes.size)
-        self._restart_pass(states)
-        drawn = None if states is None else {name: states[name] for name in states if name not in OF_LOADING}
-        self._folder, self._pending = folder, drawn
+    def begin_epoch(self, epoch: int, skip: int, count: int) -> Iterator[Any]:
+        """Returns the batches of an epoch without the first `skip`; usually they are loaded one ahead of training.
 
-    def restore_rng(self) -> None:
-        """Sets the generators to where they were at the checkpoint, once.
-
-        That is before a new epoch, else once its first batch is loaded, or at its end if it gives none.
+        Args:
+            count: the batches of the first update.
         """
-        if self._pending is None:
-            return
-        if self._folder is not None and self._trainer._mt_compat.restores_rng:
-            self._trainer._load_rng_state(self._folder)
+        saved = self._of_loading or {}
+        if not skip or (not saved and self._before_resume is None):
+            self._before_epoch = rng_state(self._generators)
+            batches = self._batches = epoch_batches(self.loader, epoch, skip)
         else:
-            set_rng(self._pending, self._generators)
-        self._pending = None
+            with self.repeating():
+                batches = self._load_again(epoch, skip, count, saved)
+        self._of_loading = None
+        return batches
+
+    def _load_again(self, epoch: int, skip: int, count: int, saved: dict[str, Any]) -> Iterator[Any]:
+        """Returns the batches of an epoch that had begun, after loading those that were loaded before."""
+        before_epoch = saved.get(BEFORE_EPOCH)
+        if before_epoch is not None and getattr(self.loader, "num_workers", 0) > 0:
+            logger.info(
+                "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
+            )
+        if (begin := before_epoch or self._before_resume) is not None:
+            set_rng(begin, self._generators)
+        before = rng_state(self._generators)
+        # a checkpoint of transformers does not have the states before the epoch: workers start anew, as there
+        batches = epoch_batches(self.loader, epoch, skip, load_skipped=before_epoch is not None)
+        first: list[Any] = []
+        if not saved:
+            first = list(itertools.islice(batches, count))
+        elif isinstance(batches, PrefetchIterator):
+            batches.begin()
+            waiting = saved.get(BEFORE_WAITING)
+            if waiting is not None:
+                set_rng(waiting, self._generators)
+            if waiting is not None or BEFORE_WAITING not in saved:  # not recorded where loading draws nothing
+                batches.load_ahead()
+        self._before_epoch, self._batches = before, batches
+        return itertools.chain(first, batches) if first else batches
 
     @contextlib.contextmanager
-    def drawing_ahead(self) -> Iterator[None]:
-        """Restores the generators inside. Draws inside advance the states that `restore_rng` sets later."""
-        if self._pending is None:
+    def repeating(self) -> Iterator[None]:
+        """Puts the generators back after what a resumed run repeats. A run that has not resumed keeps all draws."""
+        if self._before_resume is None:
             yield
             return
-        set_rng(self._pending, self._generators)
-        yield
-        self._folder, self._pending = None, {**self._pending, **rng_state(self._generators)}
-
-    # The epochs
-
-    def start_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
-        """Returns the batches of an epoch without the first `skip`; usually they are loaded one ahead of training."""
-        saved, self._loading = self._loading, None
-        if skip and saved:
-            return self._resume_epoch(epoch, skip, saved)
-        if not skip:
-            self.restore_rng()  # the epoch draws its own numbers
-        self._before_epoch = rng_state(self._generators)
-        self._batches = epoch_batches(self.loader, epoch, skip)
-        return self._batches
-
-    def _resume_epoch(self, epoch: int, skip: int, saved: dict[str, Any]) -> Iterator[Any]:
-        """Does the same with the states of loading that a checkpoint has."""
-        before_epoch, waiting = saved.get(BEFORE_EPOCH), saved.get(BEFORE_WAITING)
-        if before_epoch is not None:
-            set_rng(before_epoch, self._generators)
-            if getattr(self.loader, "num_workers", 0):
-                logger.info(
-                    "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
-                )
-        self._before_epoch = before_epoch or rng_state(self._generators)
-        before_first = None
-        if BEFORE_WAITING in saved:
-            before_first = self.restore_rng if waiting is None else functools.partial(set_rng, waiting)
-        # a checkpoint of transformers does not have the states before the epoch: workers start anew, as there
-        self._batches = epoch_batches(self.loader, epoch, skip, before_first, load_skipped=before_epoch is not None)
-        if isinstance(self._batches, PrefetchIterator) and waiting is not None:
-            self._batches.start()
-            self.restore_rng()
-        return self._batches
+        drawn = rng_state(self._generators)
+        try:
+            yield
+        finally:
+            set_rng(drawn, self._generators)
 
     def restore_epoch_start(self) -> None:
         """Sets the generators to where they were before the epoch, whose first batch failed to load."""
@@ -137,26 +124,42 @@ class BatchSource:
         if isinstance(self._batches, PrefetchIterator):
             self._batches.close()
 
-    # Saving
+    # Saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the generators now, and those of loading."""
+        """Returns the states of the generators now, and those that loading drew from."""
         return {**rng_state(self._generators), **self._loading_state()}
 
-    def snapshot(self, with_loading: bool) -> dict[str, Any]:
-        """Returns the states before the next draw; `with_loading` also those that loading drew from."""
-        drawn = rng_state(self._generators) if self._pending is None else self._pending
-        return {**drawn, **self._loading_state()} if with_loading else drawn
+    def load_state_dict(self, saved: dict[str, Any] | None, load_rng: Callable[[], None] | None = None) -> None:
+        """Sets the generators to where they were at the checkpoint.
 
-    def load_snapshot(self, saved: dict[str, Any], with_loading: bool) -> None:
+        Args:
+            saved: None for a checkpoint without random states.
+            load_rng: an override that sets them instead.
+        """
+        before = rng_state(self._generators)
+        self._restart_pass(saved)
+        if load_rng is not None:
+            load_rng()
+            set_rng({**(saved or {}), **rng_state()}, self._generators)  # the loader's own, which it does not know
+        elif saved is not None:
+            set_rng(saved, self._generators)
+        if saved is not None or load_rng is not None:
+            self._before_resume = before
+
+    def snapshot(self, with_loading: bool) -> dict[str, Any]:
+        """Returns the states of the generators; `with_loading` also those that loading drew from."""
+        return self.state_dict() if with_loading else rng_state(self._generators)
+
+    def restore(self, saved: dict[str, Any], with_loading: bool) -> None:
         """Sets the generators. `with_loading` ends the pass over the loader, which then starts from `saved` again."""
         if with_loading:
             self._restart_pass(saved)
         set_rng(saved, self._generators)
 
     def _loading_state(self) -> dict[str, Any]:
-        if self._batches is None and self._loading is not None:  # the run has only just resumed from it
-            return self._loading
+        if self._batches is None and self._of_loading is not None:  # the run has only just resumed from it
+            return self._of_loading
         kept: dict[str, Any] = {BEFORE_EPOCH: self._before_epoch}
         if (order := order_of(self.loader)) is not None:
             kept[ORDER_SEED] = order.seed
@@ -170,8 +173,7 @@ class BatchSource:
         """Ends the pass; the next starts from `saved`. Batches that were loaded ahead are dropped."""
         self.close()
         self._batches = None
-        self._loading = None if saved is None else {name: saved[name] for name in OF_LOADING if name in saved}
-        seed, order = (self._loading or {}).get(ORDER_SEED), order_of(self.loader)
-        # a data_seed takes precedence: it may ask for another order than the first run's
-        if seed is not None and order is not None and self._trainer.args.data_seed is None:
+        self._of_loading = None if saved is None else {name: saved[name] for name in OF_LOADING if name in saved}
+        seed, order = (self._of_loading or {}).get(ORDER_SEED), order_of(self.loader)
+        if seed is not None and order is not None and self._takes_order_seed:
             order.seed = seed

@@ -2,62 +2,68 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from ..callbacks.events import Events
+from ..model.precision import MixedPrecision
 from ..optim.adamw import AdamW
-from .surface import TrainerSurface
 
 
 class Gradients:
     """Clips and clears the gradients of `model`.
 
-    Its parameters are not listed anew in each step: torch's own functions walk through all modules at each call.
+    Its parameters are not listed anew in each step: torch's own functions walk through all modules at each call. They
+    are listed again once the optimizer has others, because a callback may replace parameters or the optimizer.
+
+    Args:
+        clips_in_step: True if AdamW's step may clip.
     """
 
-    def __init__(self, trainer: TrainerSurface, model: nn.Module) -> None:
-        self.trainer, self.model = trainer, model
-        self._allowed = isinstance(trainer.optimizer, AdamW) and not trainer._mt_compat.clips
-        self._listed_for: Any = None  # the optimizer, and how many parameters it had
-        self._list_parameters()
+    def __init__(self, model: nn.Module, events: Events, precision: MixedPrecision, clips_in_step: bool) -> None:
+        self.model, self.events, self.precision = model, events, precision
+        self._allowed = clips_in_step
+        self._listed_for: Any = None  # the optimizer, and its parameters
+        self._optimized: list[nn.Parameter] = []
+        self.parameters: list[nn.Parameter] = []
 
-    def _list_parameters(self) -> None:
-        """Lists the parameters again if a callback has replaced the optimizer or given it more parameters."""
-        optimizer = self.trainer.optimizer
-        groups = [group["params"] for group in getattr(optimizer, "param_groups", [])]
-        if self._listed_for == (listed_for := (optimizer, sum(map(len, groups)))):
+    def _list_parameters(self, optimizer: Any) -> None:
+        groups = getattr(optimizer, "param_groups", [])
+        optimized = list(itertools.chain.from_iterable(group["params"] for group in groups))
+        is_same = optimizer is self._listed_for and len(optimized) == len(self._optimized)
+        if is_same and all(map(operator.is_, optimized, self._optimized)):
             return
-        self._listed_for, self.parameters = listed_for, list(self.model.parameters())
-        optimized = {id(each) for group in groups for each in group}
-        is_known = optimized <= set(map(id, self.parameters))
+        self._listed_for, self._optimized, self.parameters = optimizer, optimized, list(self.model.parameters())
+        is_known = {id(each) for each in optimized} <= set(map(id, self.parameters))
         self._may_clip = self._allowed and type(optimizer) is AdamW and is_known
 
-    def leave_clipping_to_step(self, max_norm: float) -> torch.Tensor | None:
+    def leave_clipping_to_step(self, optimizer: Any, max_norm: float) -> torch.Tensor | None:
         """Returns the norm of the gradients and clips them in the next step; None if the optimizer cannot clip.
 
         It does not where code would see gradients that are not clipped yet: a callback around the step, a hook of the
         optimizer, or a function of the user's in the place of its step.
         """
-        events, optimizer = self.trainer._mt_events, self.trainer.optimizer
-        self._list_parameters()
+        self._list_parameters(optimizer)
         if not self._may_clip or optimizer.is_watched() or _step_is_replaced(optimizer):
             return None
         for event in ("on_pre_optimizer_step", "on_optimizer_step"):
-            if not events.covers(event) or events.has_listener(event):
+            if not self.events.covers(event) or self.events.has_listener(event):
                 return None
-        self.trainer._mt_precision.unscale(optimizer)
+        self.precision.unscale(optimizer)
         return optimizer.clip_next_step([each.grad for each in self.parameters if each.grad is not None], max_norm)
 
-    def clear(self) -> None:
-        """Sets the gradients to None and discards what the next step would clip them by."""
-        self._list_parameters()
+    def clear(self, optimizer: Any) -> None:
+        """Sets the gradients to None and discards what the next step of `optimizer` would clip them by."""
+        self._list_parameters(optimizer)
         for parameter in self.parameters:
             parameter.grad = None
-        if isinstance(self.trainer.optimizer, AdamW):
-            self.trainer.optimizer.clip_divisor = None
+        if isinstance(optimizer, AdamW):
+            optimizer.clip_divisor = None
 
 
 def _step_is_replaced(optimizer: AdamW) -> bool:

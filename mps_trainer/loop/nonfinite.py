@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from ..callbacks.events import Events
+from ..checkpoints.saver import CheckpointSaver
 from ..data.faults import naming, rows_of_batches
 from ..distributed.sharded import local
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
 from ..utils.nested import find_batch_size
 from .gradients import Gradients
-from .run_state import RunState
+from .position import Update
+from .rollback import Rollback
 from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
@@ -36,9 +38,9 @@ class BatchHistory:
         self.loader, self.is_plain = loader, is_plain
         self._updates: dict[int, tuple[int, int, int]] = {}  # by step: the epoch, its first batch, and how many
 
-    def record(self, step: int, epoch: int, first: int, count: int) -> None:
-        """Records that the update after `step` has `count` batches of `epoch`, from the batch `first` on."""
-        self._updates[step] = epoch, first, count
+    def record(self, step: int, update: Update) -> None:
+        """Records the place of the batches of the update after `step`."""
+        self._updates[step] = update.epoch, update.first_batch, len(update.batches)
         if len(self._updates) > _RECORDED:
             del self._updates[next(iter(self._updates))]
 
@@ -107,14 +109,14 @@ class StopOnNan:
     """Checks each update before its step, with one sync, and stops the run at the first that is not finite."""
 
     def __init__(
-        self, trainer: TrainerSurface, run_state: RunState, gradients: Gradients, reporter: NonFiniteReporter
+        self, trainer: TrainerSurface, rollback: Rollback, gradients: Gradients, reporter: NonFiniteReporter
     ) -> None:
-        self.trainer, self.run_state, self.gradients, self.reporter = trainer, run_state, gradients, reporter
+        self.trainer, self.rollback, self.gradients, self.reporter = trainer, rollback, gradients, reporter
         self._before: dict[str, Any] = {}
 
     def take_snapshot(self) -> None:
         """Records the state of the run before an update, before any of its batches is loaded."""
-        self._before = self.run_state.snapshot(before_loading=True)
+        self._before = self.rollback.snapshot(before_loading=True)
 
     def check(self, grad_norm: Any, step: int) -> float | None:
         """Returns the gradient norm of the update after `step` as a number.
@@ -123,7 +125,7 @@ class StopOnNan:
             NonFiniteLossError: if it, or a loss of the update, is not finite. Everything is as before the update then,
                 and in a checkpoint.
         """
-        meter, processes = self.run_state.meter, self.trainer._mt_processes
+        meter, processes = self.rollback.position.meter, self.trainer._mt_processes
         norm = meter.read_norm(grad_norm, step)
         found, _ = meter.watch.take()
         if processes.all_reduce_max([found is not None])[0]:  # one process alone may have such a loss
@@ -137,9 +139,9 @@ class StopOnNan:
         return norm
 
     def _stop(self, step: int, rate: float, happened: str, rows: list[int] | None) -> NonFiniteLossError:
-        self.gradients.clear()
+        self.gradients.clear(self.trainer.optimizer)
         self.trainer._mt_precision.abandon_step()
-        self.run_state.restore(self._before)
+        self.rollback.restore(self._before)
         checkpoint, saved = self._checkpoint(step)
         remedy = f"What to do: {self.reporter.remedy}, or look at those examples"
         then = "." if checkpoint is None else f"; then go on with resume_from_checkpoint={checkpoint!r}."
@@ -148,19 +150,19 @@ class StopOnNan:
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
         """Returns the folder to resume from and a sentence about it."""
-        checkpoints = self.trainer._mt_checkpoints
+        checkpoints, saver = self.trainer._mt_checkpoints, CheckpointSaver(self.trainer)
         parameters = [local(each) for each in self.gradients.parameters if each.is_floating_point()]  # own shards
         is_damaged = not all(bool(torch.isfinite(each).all()) for each in parameters)
         if self.trainer._mt_processes.all_reduce_max([is_damaged])[0]:
             # saved now, they could push out a checkpoint that is worth more
-            checkpoints.wait()
+            saver.wait()
             why = f"The weights after step {step} are not finite either, so they were not saved."
             return checkpoints.newest(), why
-        checkpoints.save()
+        saver.save()
         if not self.trainer.args.should_save:
             return None, "The main process has saved a checkpoint of the previous step."
-        checkpoints.wait()
-        folder = checkpoints.folder()
+        saver.wait()
+        folder = checkpoints.folder(step)
         if not os.path.isdir(folder):
             return None, "No checkpoint is left."
         return folder, f"{folder} holds the state before this step."

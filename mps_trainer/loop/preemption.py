@@ -7,13 +7,15 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from ..checkpoints.saver import CheckpointSaver
 from ..devices.launchers import MLX_RANK, SLURM_TASKS
 from ..guards.signals import SignalHandler, how_to_go_on
 from ..launching.settings import COMMAND
-from .run_state import RunState
+from .position import Position
+from .rollback import Rollback
 from .surface import TrainerSurface
 
 
@@ -44,11 +46,14 @@ class PreemptionHandler:
 
     Args:
         signals: has noted the signal.
-        run_state: restored to what it was before an evaluation that the signal interrupts.
+        position: has what a signal postponed.
+        rollback: restores the state from before an evaluation that the signal interrupts.
     """
 
-    def __init__(self, trainer: TrainerSurface, signals: SignalHandler, run_state: RunState) -> None:
-        self.trainer, self.signals, self.run_state = trainer, signals, run_state
+    def __init__(
+        self, trainer: TrainerSurface, signals: SignalHandler, position: Position, rollback: Rollback
+    ) -> None:
+        self.trainer, self.signals, self.position, self.rollback = trainer, signals, position, rollback
         self._before_evaluation: dict[str, Any] | None = None
         self._takes_flags = script_takes_flags()
 
@@ -56,7 +61,7 @@ class PreemptionHandler:
     def evaluating(self) -> Iterator[None]:
         """Lets a signal interrupt an evaluation inside; `save_and_end` restores the state from before it."""
         if self.trainer.args.save_on_signal:
-            self._before_evaluation = self.run_state.snapshot(with_buffers=False)
+            self._before_evaluation = self.rollback.snapshot(with_buffers=False)
         try:
             yield
         except Exception:  # an EvaluationLeftError is none
@@ -89,35 +94,39 @@ class PreemptionHandler:
 
     def request_postponed(self) -> bool:
         """Requests what a signal prevented in the previous run. Returns False if there is nothing."""
-        control, postponed = self.trainer.control, self.run_state.postponed
+        control, postponed = self.trainer.control, self.position.postponed
         if not postponed:
             return False
         control.should_evaluate, control.should_save = "evaluate" in postponed, "save" in postponed
         control.should_training_stop |= "stop" in postponed
-        self.run_state.postponed = []
+        self.position.postponed = []
         return True
 
-    def save_and_end(self) -> NoReturn:
+    def save_and_end(self, log: Callable[[Any, float | None], None]) -> NoReturn:
         """Saves a checkpoint and ends the run. A resumed run does the evaluations and saves that were prevented.
+
+        Args:
+            log: logs the losses of the steps, with the norm and the learning rate of the last.
 
         Raises:
             KeyboardInterrupt, SystemExit: see `SignalHandler.end`.
         """
-        control, state, run = self.trainer.control, self.run_state, self.trainer._mt_run
+        control, position = self.trainer.control, self.position
         if self._before_evaluation is not None:
-            state.restore(self._before_evaluation)
-        if control.should_log and self.trainer.state.global_step > state.meter.last_read_step:
+            self.rollback.restore(self._before_evaluation)
+        if control.should_log and self.trainer.state.global_step > position.meter.last_read_step:
             with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended the `tee` that a callback writes to
-                run.log(state.grad_norm, state.learning_rate)
+                log(position.grad_norm, position.learning_rate)
         if control.should_evaluate or self._before_evaluation is not None:
-            state.postponed = ["evaluate", *(["save"] if control.should_save else [])]
+            position.postponed = ["evaluate", *(["save"] if control.should_save else [])]
         if control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps:
-            state.postponed.append("stop")  # a callback had ended the run before
-        self.trainer._mt_checkpoints.save()
-        self.trainer._mt_checkpoints.wait()
+            position.postponed.append("stop")  # a callback had ended the run before
+        saver = CheckpointSaver(self.trainer)
+        saver.save()
+        saver.wait()
         self.signals.end(self._message())
 
-    def end_if_signalled(self) -> None:
+    def end_if_signalled(self, log: Callable[[Any, float | None], None]) -> None:
         """Ends a run that got a signal after its last step, with a checkpoint of that step.
 
         With `load_best_model_at_end` the weights are the best ones by now, and their checkpoint is there.
@@ -125,10 +134,11 @@ class PreemptionHandler:
         self.signals.agree()
         if self.signals.signum is None:
             return
-        state, is_saved = self.trainer.state, self.trainer._mt_checkpoints.is_saved()
+        state, processes = self.trainer.state, self.trainer._mt_processes
+        is_saved = self.trainer._mt_checkpoints.is_saved(state.global_step, processes)
         has_best = self.trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
         if not is_saved and not has_best:
-            self.save_and_end()
+            self.save_and_end(log)
         step = state.global_step
         self.signals.end(f"Stopped after the last step, {step}, and before the work that follows training.")
 
@@ -153,7 +163,7 @@ class PreemptionHandler:
         machines = self.trainer._mt_processes.gather(self.trainer.args.local_process_index).count(0)
         if (unsaved := self.trainer._mt_checkpoints.unsaved) is not None:
             return f"Stopped after step {step}, but {unsaved}"
-        folder = self.trainer._mt_checkpoints.folder()
+        folder = self.trainer._mt_checkpoints.folder(step)
         argv = list(sys.argv) if self._takes_flags else []
         if argv and (words := _command(argv[0])):
             argv[0] = words[-1]  # a module's name, where sys.argv has its file

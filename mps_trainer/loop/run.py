@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, SupportsFloat
 
 import torch
@@ -16,29 +15,37 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.overview import announce
 from ..checkpoints.loading import read_position
+from ..checkpoints.rng import read_rng
+from ..checkpoints.saver import CheckpointSaver
 from ..checkpoints.writers import check_extra_states
 from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
-from ..data.missing_columns import explaining_missing_columns
+from ..data.missing_columns import explain_missing_columns
+from ..data.order import distributed_sampler
 from ..data.plan import StepPlan
 from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
+from ..guards.memory import CacheGuard
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.adamw import AdamW
 from ..optim.factory import follows_metric, set_mode
 from ..reports.recorder import begin_report
 from ..search import set_state
-from .batch_halving import MicrobatchSplitter, sizes_to_begin_with
+from .batch_halving import MicrobatchSplitter, initial_batch_sizes
 from .batch_source import BatchSource
 from .drift import DriftWatch
 from .gradients import Gradients
+from .items import ItemCounter
+from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
+from .overridden import OverriddenTokenCount, TokenCount, step_for
+from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
-from .run_state import RunState
+from .rollback import Rollback
 from .surface import TrainerSurface
 from .trainer_state import init_state
 
@@ -67,7 +74,7 @@ class TrainingRun:
         supervised = trainer._mt_supervised
         limit = None if supervised is None or args.fsdp else supervised.examples  # memory ran out before a restart
         splits_batches = args.auto_find_batch_size or limit is not None
-        self.batch_size, examples_at_a_time = sizes_to_begin_with(args, resume_from, limit)
+        self.batch_size, examples_at_a_time = initial_batch_sizes(args, resume_from, limit)
         trainer._train_batch_size = self.batch_size
         self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
         read_alike(self.loader, trainer._mt_processes)
@@ -90,7 +97,8 @@ class TrainingRun:
         )
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
-        trainer._mt_checkpoints.find_stale(resume_from)
+        self.saver = CheckpointSaver(trainer)
+        trainer._mt_checkpoints.find_stale(resume_from, trainer.state.global_step)
         if args.save_strategy != "no" and not compat.writes_checkpoints:
             check_extra_states(unwrapped)
         if args.save_strategy == "no" or not args.save_async:
@@ -101,36 +109,58 @@ class TrainingRun:
 
         buckets = buckets_of(self.loader)
         self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
-        self.owns_losses = not compat.keeps_losses
-        may_move = args.device.type != "cpu"  # transformers' loaders move batches, so an override need not
-        self.moves_loaded = may_move and compat.loads_batches
-        self.moves_batches = may_move and compat.steps_see_batches
+        self.run_step = step_for(compat, trainer._mt_transfer)
+        self.move_loaded = trainer._mt_transfer.before_other_code(compat.loads_batches)
+        self.tokens = OverriddenTokenCount(trainer) if compat.counts_tokens else TokenCount(trainer)
+        # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
+        self.shares_each_pass = compat.computes_loss or bool(args.fsdp)
         self.waits_at_each_step = compat.logs_each_step
+        counter = ItemCounter.of(trainer.model, trainer.label_names)
+        averages, share = args.average_tokens_across_devices, distributed_sampler(self.loader)
+        self.loss = UpdateLoss(counter, trainer._mt_processes, averages, share)
+        self.weight = BatchWeight()
         self.batch_check = BatchCheck(base_model(self.model))
-        self.batch_source = BatchSource(trainer, self.loader)
+        self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
-        sizes = splits_batches, examples_at_a_time
-        self.run_state = RunState(trainer, unwrapped, self.plan, self.meter, self.batch_source, *sizes)
-        self.gradients = Gradients(trainer, unwrapped)
+        self.position = Position(
+            self.plan,
+            trainer.state,
+            self.meter,
+            self.batch_source,
+            ignores_data=args.ignore_data_skip,
+            is_epoch_cut=lambda: trainer.control.should_epoch_stop,
+            splits_batches=splits_batches,
+            examples_at_a_time=examples_at_a_time,
+        )
+        self.rollback = Rollback(trainer, unwrapped, self.position)
+        self.gradients = Gradients(unwrapped, self.events, trainer._mt_precision, clips_in_step=not compat.clips)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
-        self.preemption = PreemptionHandler(trainer, self.signals, self.run_state)
+        self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
         self.history = BatchHistory(self.loader, not compat.loads_batches)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
+        guards_cache = args.memory_guard and args.device.type == "mps"
+        self.cache_guard = CacheGuard(args.device) if guards_cache else None
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
         self.splitter, self.stop_on_nan = None, None
         if splits_batches:
             # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
             sampler = None if compat.splits_batches else getattr(self.loader, "batch_sampler", None)
-            most_rows = getattr(sampler, "batch_size", None)
             self.splitter = MicrobatchSplitter(
-                trainer, self.run_state, self.gradients, self.history, self.batch_size, most_rows, self.moves_loaded
+                trainer,
+                self.position,
+                self.rollback,
+                self.gradients,
+                self.history,
+                self.batch_size,
+                max_rows=getattr(sampler, "batch_size", None),
+                loss=self.loss,
+                move_loaded=self.move_loaded,
             )
         if args.stop_on_nan:
-            self.stop_on_nan = StopOnNan(trainer, self.run_state, self.gradients, self.nonfinite)
+            self.stop_on_nan = StopOnNan(trainer, self.rollback, self.gradients, self.nonfinite)
         trainer._mt_run = self
-        trainer._mt_loss.start_run(self.loader)
-        trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
+        self.tokens_at_start = trainer.state.num_input_tokens_seen
 
     # The start
 
@@ -147,53 +177,42 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
 
-    def resume(self, folder: str) -> None:
-        """Loads weights, optimizer, schedule, gradient scaler and position from a checkpoint.
+    def resume(self) -> None:
+        """Loads weights, optimizer, schedule, gradient scaler and position from the checkpoint, if there is one.
 
-        `init_state` has restored `trainer.state` before that, because it has the step. The random numbers are restored
-        once the loader stands where it stood (see `BatchSource`).
+        `init_state` has restored `trainer.state` before that, because it has the step.
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
         """
-        trainer, processes = self.trainer, self.trainer._mt_processes
+        trainer, processes, folder = self.trainer, self.trainer._mt_processes, self.resume_from
+        if folder is None:
+            return
         trainer._load_from_checkpoint(folder)
         trainer._load_optimizer_and_scheduler(folder)
         trainer._load_scaler(folder)
-        self.run_state.load_state_dict(read_position(folder, processes.rank, processes.size))
-        self.batch_source.load(folder)
+        saved = {
+            "loop": read_position(folder, processes.rank, processes.size),
+            "rng": read_rng(folder, processes.rank, processes.size),
+        }
+        load_rng = functools.partial(trainer._load_rng_state, folder) if self.compat.restores_rng else None
+        self.position.load_state_dict(saved, load_rng)
 
     # Training
 
-    def train(self) -> TrainOutput:
-        """Resumes, then trains to the end of the plan, or until a callback or a signal stops the run."""
-        if self.resume_from is not None:
-            self.resume(self.resume_from)
-        with self.signals:
-            if self.start() and not self.is_complete():
-                self.train_epochs()
-            return self.finish()
+    def updates(self) -> Iterator[Update]:
+        """Yields the updates that are left, and fires the events of epochs and the begin of each step.
 
-    def is_complete(self) -> bool:
-        """Returns True if the checkpoint that the run resumes is that of its end."""
-        return self.run_state.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
-
-    def train_epochs(self) -> None:
-        first_epoch, first_batch = self.run_state.epoch, self.run_state.batches
-        for epoch in range(first_epoch, self.plan.epochs):
-            self.events.fire("on_epoch_begin")
-            self.run_state.epoch_has_ended = False
-            for batches, num_items in self.updates(epoch, first_batch if epoch == first_epoch else 0):
+        A callback may end an epoch or the run after a step; the next update is then that of the next epoch, or none.
+        """
+        if not self.start() or self.is_complete():
+            return
+        for _ in self.position.epochs():
+            with self.position.beginning_epoch():
+                self.events.fire("on_epoch_begin")
+            for update in self.updates_of_epoch():
                 self.events.fire("on_step_begin")
-                if self.splitter is None:
-                    self.accumulate(batches, num_items)
-                    self.update_weights()
-                    self.events.fire("on_step_end")  # transformers' DefaultFlowCallback says what is due
-                else:  # does the same with fewer examples at a time
-                    self.splitter.accumulate(self.accumulate, batches, num_items)
-                    self.update_weights()
-                    self.splitter.end_step(batches)
-                self.log_evaluate_save()
+                yield update
                 if self.trainer.control.should_epoch_stop or self.trainer.control.should_training_stop:
                     break
             self.end_epoch()
@@ -210,26 +229,30 @@ class TrainingRun:
         self.trainer._mt_processes.waiting_shares(0)
         self.start_time = time.time()
         self.note_progress()
-        self.gradients.clear()
+        self.gradients.clear(self.trainer.optimizer)
         self.trainer.current_flos = 0.0  # those of an earlier run that failed before it stored them
-        supervised = self.trainer._mt_supervised
+        position, supervised = self.position, self.trainer._mt_supervised
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
-            self.run_state.postponed.append("stop")  # the run died after a callback had ended it
-        self.events.fire("on_train_begin")
+            position.postponed.append("stop")  # the run died after a callback had ended it
+        with position.repeating():
+            self.events.fire("on_train_begin")
         self.begin_report()
         for text in self.compat.off:
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)
         if was_postponed := self.preemption.request_postponed():
-            with self.batch_source.drawing_ahead():  # an evaluation draws, too
-                self.log_evaluate_save()
-        state, control = self.run_state, self.trainer.control
+            self.evaluate_and_save_as_requested()
+        control = self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
-        epoch_end_is_due = not state.epoch_has_ended and state.batches == 0
-        if epoch_end_is_due or (was_postponed and control.should_training_stop and not state.epoch_has_ended):
+        epoch_end_is_due = not position.epoch_has_ended and position.batches == 0
+        if epoch_end_is_due or (was_postponed and control.should_training_stop and not position.epoch_has_ended):
             self.end_epoch()
         return not ((epoch_end_is_due or was_postponed) and self.trainer.control.should_training_stop)
+
+    def is_complete(self) -> bool:
+        """Returns True if the checkpoint that the run resumes is that of its end."""
+        return self.position.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
 
     def begin_report(self) -> None:
         trainer, supervised = self.trainer, self.trainer._mt_supervised
@@ -246,55 +269,42 @@ class TrainingRun:
         self.events.report_to(report)
 
     def end_epoch(self) -> None:
-        self.batch_source.restore_rng()
-        self.run_state.epoch_has_ended = True
+        self.position.epoch_has_ended = True
         self.events.fire("on_epoch_end")
-        self.log_evaluate_save()
+        self.evaluate_and_save_as_requested()
 
-    def updates(self, epoch: int, done: int = 0) -> Iterator[tuple[list[Any], Any]]:
-        """Yields the batches of the epoch after the first `done`, an update's at a time, with their items."""
-        if self.args.ignore_data_skip:
-            done = 0
-        batches: Iterator[Any] | None = None
-        # a loader may give more batches than its length said when the run began, such as one of a dataset that grows
-        last = self.plan.batches_per_epoch or sys.maxsize
-        while self.trainer.state.global_step < self.plan.max_steps and done < last:
-            self.run_state.update_start = done
+    def updates_of_epoch(self) -> Iterator[Update]:
+        """Yields the updates that are left in the epoch, with their batches loaded."""
+        position, batches = self.position, None
+        while position.has_updates_left():
             if self.stop_on_nan is not None:
                 self.stop_on_nan.take_snapshot()
-            if batches is None:
-                batches = self.batch_source.start_epoch(epoch, skip=done)
-                batches = map(self.trainer._mt_transfer, batches) if self.moves_loaded else batches
-            stops = self.signals.signum is not None or self.stop_on_nan is not None
-            self.batch_source.record_before_batches(self.may_save() or stops)
             accumulation = self.args.gradient_accumulation_steps * self.batches_in_one  # a callback may change it
-            number = self.plan.batches_in_update(done, accumulation)
+            count = self.plan.batches_in_update(position.batches, accumulation)
+            stops = self.signals.signum is not None or self.stop_on_nan is not None
             try:
-                with self.trainer._mt_loss.loading_update(done):
-                    group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
+                if batches is None:
+                    batches = map(self.move_loaded, position.begin_pass(count))
+                self.batch_source.record_before_batches(self.may_save() or stops)
+                with self.loss.loading_update(position.batches):
+                    group, num_items = self.trainer.get_batch_samples(batches, count, self.args.device)
             except RuntimeError:
                 if self.signals.signum is None:
                     raise
-                self.save_without_batch(done)  # the signal has ended a worker
-            self.batch_source.restore_rng()  # transformers sets the states of its checkpoints as late
-            self.run_state.loader_has_ended = not group
-            if not group:
+                self.save_without_batch()  # the signal has ended a worker
+            if (update := position.advance(group, num_items)) is None:
                 break
-            self.history.record(self.trainer.state.global_step, epoch, done, len(group))
-            done += len(group)
-            self.run_state.epoch, self.run_state.batches = epoch, done
-            self.trainer._mt_loss.accumulated = -(-len(group) // self.batches_in_one)
-            yield group, num_items
-        if not done and self.trainer.state.global_step < self.plan.max_steps:
-            logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
+            self.history.record(self.trainer.state.global_step, update)
+            yield update
+        if not position.batches and self.trainer.state.global_step < self.plan.max_steps:
+            logger.warning("The training dataset gave no batch in epoch %d: training stops here.", position.epoch)
             self.trainer.control.should_training_stop = True
 
-    def save_without_batch(self, done: int) -> NoReturn:
-        """Saves and ends the run if the next batch cannot be loaded, after `done` batches of an epoch."""
-        if not done:  # back to the end of the epoch before it
-            self.run_state.epoch_has_ended = True
-            self.batch_source.restore_epoch_start()
-        self.preemption.save_and_end()
+    def save_without_batch(self) -> NoReturn:
+        """Saves and ends the run if the next batch cannot be loaded."""
+        if not self.position.batches:
+            self.position.withdraw_epoch()
+        self.preemption.save_and_end(self.log)
 
     def may_save(self) -> bool:
         """Returns True if a checkpoint may be due after the next step."""
@@ -304,50 +314,66 @@ class TrainingRun:
         every = self.trainer.state.save_steps if strategy == "steps" else self.trainer.state.eval_steps
         return step >= self.plan.max_steps or bool(every and step % every == 0)
 
-    def accumulate(
-        self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None] | None = None
+    def accumulate(self, update: Update) -> None:
+        """Runs forward and backward for an update, with fewer examples at a time if batches do not fit into memory."""
+        if self.splitter is None:
+            self.accumulate_batches(update.batches, update.num_items)
+        else:
+            self.splitter.accumulate(self.accumulate_batches, update)
+
+    def accumulate_batches(
+        self,
+        batches: list[Any],
+        num_items: Any,
+        divisors: Sequence[SupportsFloat | None] | None = None,
+        count: int | None = None,
     ) -> None:
         """Runs forward and backward for the batches of one update; their loss is the mean over all their items.
 
         Args:
             num_items: in all of them.
             divisors: for the loss of each, where they are known; None in it for a batch without a loss.
+            count: the batches of the update before some of them were split. Default: none is split.
         """
-        divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
+        divisors = self.loss.divisors(batches) if divisors is None else divisors
+        accumulated = -(-(count or len(batches)) // self.batches_in_one)
+        padding = self.loss.padding(len(batches))
         if not is_current(self.model):  # a callback has frozen parameters or released some
             self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
-        tokens_before = trainer.state.num_input_tokens_seen
-        exchanges = self.compat.computes_loss  # TRL's does, and the other processes would wait
-        padding = trainer._mt_loss.padding(len(batches))
-        counts_itself = self.compat.counts_tokens  # over all processes, as transformers'
+        trainer.current_gradient_accumulation_steps = len(batches)
+        self.tokens.begin_update()
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
                 accelerator.gradient_state._set_sync_gradients(i == last)
             with no_sync(self.model, i < last):
                 if divisor is not None:
-                    name_row = functools.partial(self.history.name_row, step, batches, i)
-                    trainer.current_gradient_accumulation_steps, trainer._mt_loss.divisor = len(batches), divisor
-                    explaining = explaining_missing_columns(self.loader, batch, needs_labels=True)
-                    with explaining, self.batch_check.watching(batch, name_row):
-                        inputs = trainer._mt_transfer(batch) if self.moves_batches else batch
-                        loss = trainer.training_step(self.model, inputs, num_items)
-                    self.meter.add(loss if self.owns_losses else loss.clone(), step)
-                    if self.drift is not None:
-                        self.drift.add(batch)
-                elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp or exchanges):
+                    self.weight = BatchWeight(divisor, accumulated, len(batches) > accumulated)
+                    self.forward_backward(batch, num_items, functools.partial(self.history.name_row, step, batches, i))
+                elif trainer._mt_processes.is_distributed and (i == last or self.shares_each_pass):
                     self.zero_gradient_backward(batch, num_items)
             if i not in padding:  # the process whose examples they are counts them
                 trainer.current_flos += float(trainer.floating_point_ops(batch))
-            if i not in padding or counts_itself:
-                trainer._track_num_input_tokens(batch)
+            self.tokens.add(batch, i in padding)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
-        counts_tokens = self.args.include_num_input_tokens_seen != "no" and not counts_itself
-        if trainer._mt_processes.is_distributed and counts_tokens:
-            # the processes exchange tokens once per update, not at each batch
-            own = trainer.state.num_input_tokens_seen - tokens_before
-            trainer.state.num_input_tokens_seen = tokens_before + int(trainer._mt_processes.sum([own])[0])
+        self.tokens.end_update()
+
+    def forward_backward(self, batch: Any, num_items: Any, name_row: Callable[[int], str]) -> None:
+        """Runs forward and backward for one batch, and keeps its loss on the device.
+
+        Args:
+            name_row: returns a description of a row of the batch.
+        """
+        try:
+            with self.batch_check.watching(batch, name_row):
+                loss = self.run_step(self.trainer, self.model, batch, num_items)
+        except Exception as error:
+            explain_missing_columns(error, self.loader, batch, needs_labels=True)
+            raise
+        self.meter.add(loss, self.trainer.state.global_step)
+        if self.drift is not None:
+            self.drift.add(batch)
 
     def note_progress(self) -> None:
         if (supervised := self.trainer._mt_supervised) is not None:
@@ -367,56 +393,63 @@ class TrainingRun:
                 loss = loss.sum()
             trainer._mt_precision.backward(loss)
 
-    def update_weights(self) -> None:
+    def step_optimizer(self) -> None:
         """Clips, steps the optimizer, then its schedule, and clears the gradients.
 
         The fused AdamW clips within its step; then `_clip_grad_norm` only measures the norm.
         """
-        trainer, state, step = self.trainer, self.run_state, self.trainer.state.global_step
+        trainer, position, step = self.trainer, self.position, self.trainer.state.global_step
         self.signals.ask()
         clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None
-        state.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
+        position.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
         if self.stop_on_nan is not None:
-            state.grad_norm = self.stop_on_nan.check(state.grad_norm, step)
+            position.grad_norm = self.stop_on_nan.check(position.grad_norm, step)
         self.events.fire("on_pre_optimizer_step")
         stepped = trainer._mt_precision.step(trainer.optimizer)
         self.events.fire("on_optimizer_step")
-        state.learning_rate = trainer._get_learning_rate()
+        position.learning_rate = trainer._get_learning_rate()
         if self.stop_on_nan is None:
-            self.meter.add_norm(state.grad_norm, step, state.learning_rate)
+            self.meter.add_norm(position.grad_norm, step, position.learning_rate)
         if stepped and not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler.step()
-        self.gradients.clear()
+        self.gradients.clear(trainer.optimizer)
         trainer.state.global_step = step + 1
         self.note_progress()
-        trainer.state.epoch = self.plan.progress(state.epoch, state.batches)
+        trainer.state.epoch = position.progress
 
     def log_evaluate_save(self) -> None:
+        """Fires on_step_end, at which the callbacks say what is due, then logs, evaluates and saves."""
+        if self.splitter is None:
+            self.events.fire("on_step_end")
+        else:
+            self.splitter.end_step()  # fires it, too
+        self.evaluate_and_save_as_requested()
+
+    def evaluate_and_save_as_requested(self) -> None:
         """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
-        self.trainer._mt_checkpoints.poll()
+        self.saver.poll()
         self.signals.agree()
         if self.signals.signum is not None:
-            self.preemption.save_and_end()
-        trainer, state = self.trainer, self.run_state
-        control = trainer.control
+            self.preemption.save_and_end(self.log)
+        trainer, control = self.trainer, self.trainer.control
         asked = control.should_log or control.should_evaluate or control.should_save
         if not asked and not self.waits_at_each_step:
             return
         with contextlib.suppress(EvaluationLeftError):  # a signal came, for which the run ends below
             trainer._maybe_log_save_evaluate(
                 self.meter.sum if self.waits_at_each_step else None,  # a sum is read from the device
-                state.grad_norm,
+                self.position.grad_norm,
                 self.model,
                 self.trial,
                 trainer.state.epoch,
                 trainer.ignore_keys_for_eval,
                 self.start_time,
-                learning_rate=state.learning_rate,
+                learning_rate=self.position.learning_rate,
             )
         if self.waits_at_each_step:
             self.nonfinite.warn()
         if self.signals.signum is not None:
-            self.preemption.save_and_end()
+            self.preemption.save_and_end(self.log)
         if self.drift is not None and asked:
             self.drift.begin(trainer.state.global_step)
 
@@ -431,19 +464,19 @@ class TrainingRun:
         rate = self.trainer._get_learning_rate() if rate is None else rate
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
         self.trainer.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
-        if self.trainer._mt_memory_guard is not None:
-            self.trainer._mt_memory_guard.maybe_release()
+        if self.cache_guard is not None:
+            self.cache_guard.maybe_release()
 
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
-        self.trainer._mt_checkpoints.save_again()
+        self.saver.save_again()
         processes = self.trainer._mt_processes
         processes.wait()  # the first one may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):
             waited = ", ".join(f"process {rank} {share:.0%}" for rank, share in enumerate(shares))
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
-        self.preemption.end_if_signalled()
+        self.preemption.end_if_signalled(self.log)
         if self.args.auto_find_batch_size:  # transformers tells the size that was found there, too
             self.trainer._train_batch_size = self.trainer.state.train_batch_size or self.batch_size
         return output
@@ -454,7 +487,7 @@ class TrainingRun:
         Args:
             num_train_samples: the examples of all steps of the plan.
         """
-        steps = self.trainer.state.global_step - self.run_state.first_step
+        steps = self.trainer.state.global_step - self.position.first_step
         samples = round(num_train_samples * steps / max(self.plan.max_steps, 1))
         metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps)
         self.trainer.store_flos()

@@ -19,6 +19,9 @@ from ..utils.text import shown
 
 logger = logging.getLogger(__name__)
 
+# What transformers' models keep about it: for each layer, and for the hooks by which embeddings require gradients
+_STATE = ("gradient_checkpointing", "_gradient_checkpointing_func", "_require_grads_hooks", "_require_grads_hook")
+
 
 def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -> None:
     """Makes the model recompute activations in the backward pass with the same random numbers.
@@ -51,6 +54,21 @@ def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -
         )
         del of_layers["offload"]
     enable(checkpoint_settings(given, args.device), **of_layers)
+
+
+@contextlib.contextmanager
+def checkpointing_restored(model: nn.Module) -> Iterator[None]:
+    """Inside, `model` may be made to recompute activations; afterwards its layers do what they did before."""
+    before = {
+        module: {name: vars(module)[name] for name in _STATE if name in vars(module)} for module in model.modules()
+    }
+    try:
+        yield
+    finally:
+        for module, values in before.items():
+            for name in _STATE:
+                vars(module).pop(name, None)
+            vars(module).update(values)
 
 
 def _check_keywords(given: dict[str, Any], of_layers: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -164,11 +164,9 @@ class ChunkedMask:
             first, last = max(first, begin), min(last, stop)
         return first, max(last, first + 1)
 
-    def queries(self, most: int) -> list[tuple[int, int]]:
-        """Returns the ranges of queries to compute together, of at most `most` each."""
-        if self.texts is not None:
-            return self.texts.blocks(most)
-        return [(start, min(start + most, self.q_length)) for start in blocks.starts(self.q_length, most)]
+    def queries(self, most: int) -> Iterable[slice]:
+        """Returns the slices of queries to compute together, of at most `most` each."""
+        return blocks.slices(self.q_length, most) if self.texts is None else self.texts.blocks(most)
 
     def softmax(self, scores: torch.Tensor, start: int, first: int) -> torch.Tensor:
         """Returns the softmax of the scores of visible keys; 0 for hidden ones. Changes `scores`.
@@ -242,10 +240,9 @@ class GivenMask:
     def keys(self, start: int, end: int) -> tuple[int, int]:
         return 0, self.whole.shape[-1]
 
-    def queries(self, most: int) -> list[tuple[int, int]]:
+    def queries(self, most: int) -> Iterable[slice]:
         """See `ChunkedMask.queries`."""
-        length = self.whole.shape[-2]
-        return [(start, min(start + most, length)) for start in blocks.starts(length, most)]
+        return blocks.slices(self.whole.shape[-2], most)
 
     def softmax(self, scores: torch.Tensor, start: int, first: int) -> torch.Tensor:
         """See `ChunkedMask.softmax`."""

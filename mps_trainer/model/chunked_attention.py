@@ -139,20 +139,19 @@ def _blocks(
     rows, heads = _sizes(batch, key_heads, groups, q_length, kv_length, kind.itemsize)
     generator = torch.Generator(query.device).manual_seed(seed) if dropout else None
     grouped = query.unflatten(1, (key_heads, groups))
-    for head in blocks.starts(key_heads, heads):
-        here = slice(head, min(head + heads, key_heads))
+    for here in blocks.slices(key_heads, heads):
         keys, values = (each[:, here].flatten(0, 1).to(kind) for each in (key, value))
-        for start, end in mask.queries(rows):
-            first, last = mask.keys(start, end)
-            queries = grouped[:, here, :, start:end].flatten(2, 3).flatten(0, 1).to(kind) * scale
+        for part in mask.queries(rows):
+            first, last = mask.keys(part.start, part.stop)
+            queries = grouped[:, here, :, part].flatten(2, 3).flatten(0, 1).to(kind) * scale
             scores = torch.bmm(queries, keys[:, first:last].transpose(1, 2))
-            shape = batch, here.stop - head, groups, end - start, last - first
-            weights = mask.softmax(scores.view(shape), start, first).view(scores.shape)
+            shape = batch, here.stop - here.start, groups, part.stop - part.start, last - first
+            weights = mask.softmax(scores.view(shape), part.start, first).view(scores.shape)
             del scores
             kept = None
             if generator is not None:
                 kept = torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
-            yield _Block(here, slice(start, end), groups, slice(first, last), queries, keys, values, weights, kept)
+            yield _Block(here, part, groups, slice(first, last), queries, keys, values, weights, kept)
 
 
 def _sizes(batch: int, key_heads: int, groups: int, q_length: int, kv_length: int, itemsize: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from ..distributed import Processes
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
-from .activation_checkpointing import enable_activation_checkpointing
+from .activation_checkpointing import checkpointing_restored, enable_activation_checkpointing
 from .adapters import check_sparse_adapters
 from .attention_patching import attention_chunked, shortest_chunked
 from .introspection import base_model
@@ -49,16 +49,34 @@ class PreparedTrainer(Protocol):
 
 
 @contextlib.contextmanager
-def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None = None) -> Iterator[None]:
-    """Prepares the model as the arguments ask, puts it in training mode, and removes its hooks at the end.
+def prepared_for_training(trainer: PreparedTrainer) -> Iterator[None]:
+    """Prepares the model as the arguments ask and patches it for `args.device` inside.
 
-    Args:
-        device: the one for which the model is patched. Default: `args.device`.
+    Afterwards it has the hooks that it had before and those that other code has added meanwhile, and it recomputes
+    activations as it did before.
     """
     model, args = trainer.model, trainer.args
-    is_distributed = trainer._mt_processes.is_distributed
-    model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
-    device = device or args.device
+    with contextlib.ExitStack() as stack:
+        if args.activation_checkpointing:
+            stack.enter_context(checkpointing_restored(model))
+        before = _forward_hooks(model)
+        try:
+            prepare_model(trainer)
+        finally:
+            for module, key in _forward_hooks(model) - before:
+                stack.callback(module._forward_hooks.pop, key, None)
+        stack.enter_context(model_patched(trainer, args.device))
+        yield
+
+
+def _forward_hooks(model: nn.Module) -> set[tuple[nn.Module, int]]:
+    """Returns each forward hook of a module of `model`, by its key; transformers does not return their handles."""
+    return {(module, key) for module in model.modules() for key in module._forward_hooks}
+
+
+def prepare_model(trainer: PreparedTrainer) -> None:
+    """Changes the model as the arguments ask, and puts it in training mode."""
+    model, args = trainer.model, trainer.args
     if args.use_liger_kernel:
         _use_liger_kernels(model, args.liger_kernel_config)
     if args.fp16_full_eval or args.bf16_full_eval:
@@ -75,6 +93,14 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
 
         DebugUnderflowOverflow(model)
     model.train()
+
+
+@contextlib.contextmanager
+def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[None]:
+    """Inside, the model has hooks and functions for training on `device`."""
+    model, args = trainer.model, trainer.args
+    is_distributed = trainer._mt_processes.is_distributed
+    model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
     head = deferring_head(model, args, is_distributed)
     if head is None or not has_large_logits(head) or not model_computes_loss:
         trainer._mt_compat = trainer._mt_compat.without(LOSS_WITHOUT_LOGITS)

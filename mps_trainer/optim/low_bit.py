@@ -81,8 +81,8 @@ def _parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
         yield tensors
         return
     flat = [each.view(-1) for each in tensors]
-    for start in blocks.starts(size, _PART):
-        yield tuple(each[start : min(start + _PART, size)] for each in flat)
+    for part in blocks.slices(size, _PART):
+        yield tuple(each[part] for each in flat)
 
 
 def _format(state: Any) -> tuple[Any, ...]:

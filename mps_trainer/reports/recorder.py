@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
-import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +15,11 @@ import torch
 from transformers.trainer_callback import TrainerState
 
 from ..devices.facts import for_a_report, gather_facts
-from ..devices.probes import FALLBACK, switched_on
 from ..errors import MisconfigurationException
 from ..guards.memory import measure
 from ..utils.text import sentence
 from ..version import __version__
-from . import record, run_facts
+from . import fallbacks, record, run_facts
 from .classification import classification_of, texts_of
 from .formatting import date
 from .record import FAILED, FINISHED, PAGE, RUNNING, STEP, STOPPED, Event, RunRecord, Session
@@ -136,7 +132,7 @@ class Recorder:
             self._add("resume", f"from {resume_from}")
         self._look()
         # last, because an error in another line would leave it watching
-        self._fallbacks = FallbackWatch() if args.device.type == "mps" else None
+        self._fallbacks = fallbacks.FallbackWatch() if args.device.type == "mps" else None
 
     @_never_in_the_way
     def on_log(self, logs: Any = None, **details: Any) -> None:
@@ -320,58 +316,3 @@ def compare_trials(folder: str, begun: float) -> None:
             record.replace(os.path.join(folder, PAGE), comparison_page(records))
     except Exception as error:
         _warn(folder, error)
-
-
-_SIMULATOR = "mps_trainer.tools.simulator.session"
-_WARNING = re.compile(r"The operator '([^']+)' is not currently supported on the MPS backend")
-
-
-class FallbackWatch:
-    """Notes which operators fall back to the CPU on mps, up to `end`, as far as that is known without a look at steps.
-
-    The simulated device counts. torch on a Mac warns, through Python's warnings, of the first operator that falls
-    back in a process and of no other (TORCH_WARN_ONCE in aten/src/ATen/mps/MPSFallback.mm), so a name is certain there
-    and a list is not.
-    """
-
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._simulated: Any = getattr(sys.modules.get(_SIMULATOR), "_current", None)
-        if self._simulated is not None:
-            self._before = self._simulated.counters()["operators"]
-        else:
-            self._shown: Any = warnings.showwarning
-            warnings.showwarning = self._show
-
-    def end(self) -> dict[str, Any]:
-        """Returns `text`, and `operators` with name, calls and shapes (None: not counted)."""
-        if self._simulated is not None:
-            return self._counted()
-        if warnings.showwarning == self._show:  # if not, another was put in between, which calls this one
-            warnings.showwarning = self._shown
-        if self._names or switched_on(os.environ.get(FALLBACK)):
-            text = "torch names only the first operator of a process that falls back, so there may be more"
-        else:
-            text = (
-                f"torch warned of none. {FALLBACK} is off, so that an operator without a kernel for mps is an error, "
-                "except for the few that always go to the CPU"
-            )
-        operators = [{"name": name, "calls": None, "shapes": None} for name in self._names]
-        return {"text": f"{text}. `mps-trainer check SCRIPT` lists them.", "operators": operators}
-
-    def _show(self, message: Any, category: Any, *details: Any, **more: Any) -> None:
-        found = _WARNING.match(str(message))
-        if found is not None and found[1] not in self._names:
-            self._names.append(found[1])
-        self._shown(message, category, *details, **more)
-
-    def _counted(self) -> dict[str, Any]:
-        operators, shapes = [], 0
-        for name, (calls, kinds, fell_back) in self._simulated.counters()["operators"].items():
-            before = self._before.get(name, (0, 0, False))
-            shapes += kinds - before[1]
-            if fell_back and calls > before[0]:
-                operators.append({"name": name, "calls": calls - before[0], "shapes": kinds - before[1]})
-        operators.sort(key=lambda operator: -operator["calls"])
-        text = f"{'' if operators else 'None. '}The simulated device counts each call."
-        return {"text": text, "operators": operators, "shapes": shapes}

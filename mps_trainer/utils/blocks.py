@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def starts(length: int, size: int) -> Iterable[int]:
-    """Returns where blocks of `size` begin. `mps-trainer fit` computes the first and the last alone."""
-    return range(0, length, size)
+def slices(length: int, size: int) -> Iterable[slice]:
+    """Returns the blocks of `size` in order; the last may be shorter."""
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))

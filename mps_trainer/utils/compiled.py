@@ -16,6 +16,11 @@ def inside_compiled(model: Any) -> Any:
     return getattr(model, _INSIDE, model)
 
 
+def is_compiled(model: Any) -> bool:
+    """Returns True if `model` is torch.compile's wrapper."""
+    return hasattr(model, _INSIDE)
+
+
 def plain_name(name: str) -> str:
     """Returns a parameter's name in the uncompiled model."""
     return re.sub(WRAPPER, "", name)

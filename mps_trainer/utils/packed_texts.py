@@ -42,24 +42,24 @@ class PackedTexts:
             last = max(last, row[following] if following < len(row) else self.length)
         return first, last
 
-    def blocks(self, most: int) -> list[tuple[int, int]]:
-        """Returns ranges of at most `most` tokens that cover a row, which begin with texts where there is one row.
+    def blocks(self, most: int) -> list[slice]:
+        """Returns slices of at most `most` tokens that cover a row, which begin with texts where there is one row.
 
         A block that begins within a text would see that text's earlier tokens too.
         """
         if len(self.starts) > 1:
-            return [(start, min(start + most, self.length)) for start in range(0, self.length, most)]
-        ranges: list[tuple[int, int]] = []
+            return [slice(start, min(start + most, self.length)) for start in range(0, self.length, most)]
+        found: list[slice] = []
         begin, ends = 0, (*self.starts[0][1:], self.length)
         for number, end in enumerate(ends):
             following = ends[number + 1] if number + 1 < len(ends) else None
             while end - begin > most:
-                ranges.append((begin, begin + most))
+                found.append(slice(begin, begin + most))
                 begin += most
             if following is None or following - begin > most:
-                ranges.append((begin, end))
+                found.append(slice(begin, end))
                 begin = end
-        return ranges
+        return found
 
 
 def find_texts(position_ids: Any) -> PackedTexts | None:

@@ -238,7 +238,7 @@ def test_memory_that_runs_out_in_a_callback_of_one_of_several_processes_ends_the
     trainer = make_trainer({"callbacks": [callback(on_step_end=fail)]}, auto_find_batch_size=True, max_steps=2)
     run = TrainingRun(trainer)
     monkeypatch.setattr(trainer, "_mt_processes", Processes(size=2))  # the other one would exchange nothing
-    assert OUT_OF_MEMORY in refusal(run.splitter.end_step, [], kind=RuntimeError)
+    assert OUT_OF_MEMORY in refusal(run.splitter.end_step, kind=RuntimeError)
 
 
 def test_next_run_begins_with_batch_size_of_arguments(train):
@@ -410,7 +410,7 @@ def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, c
     trainer = make_trainer({"model": model, "train_dataset": rows, "data_collator": pairs}, **settings)
 
     def limit(**_):
-        trainer._mt_run.run_state.examples_at_a_time = 4  # a restart because of memory sets it
+        trainer._mt_run.position.examples_at_a_time = 4  # a restart because of memory sets it
 
     trainer.add_callback(callback(on_train_begin=limit))
     trainer.train()

@@ -1,16 +1,16 @@
 """Tests the random states of a run: in a checkpoint, in a snapshot, and how a resumed run restores them."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from mps_trainer.checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state, set_rng
-from mps_trainer.compat import Compat
+from mps_trainer.data.epoch_loader import prepare_loader
 from mps_trainer.distributed import Processes
 from mps_trainer.loop.batch_source import BatchSource
+from mps_trainer.training_args import TrainingArguments
 from tests.checkpoints.test_rng import generators_as_before  # noqa: F401
 
 
@@ -22,49 +22,139 @@ def loader(**settings):
     return DataLoader(range(12), batch_size=2, collate_fn=noisy, **settings)
 
 
-def source_of(data, folder=None, saved=None) -> BatchSource:
-    source = BatchSource(SimpleNamespace(_mt_processes=Processes(), _mt_compat=Compat()), data)
+def prepared(**settings):
+    return prepare_loader(loader(**settings), TrainingArguments(use_cpu=True), Processes())
+
+
+def source_of(data, saved=None, load_rng=None) -> BatchSource:
+    source = BatchSource(data)
     if saved is not None:
-        torch.save(saved, folder / "rng_state.pth")
-        source.load(str(folder))
+        source.load_state_dict(saved, load_rng)
     return source
+
+
+def fail(*_):
+    raise ZeroDivisionError
+
+
+def state_after(seed) -> dict:
+    random.seed(seed)
+    return rng_state()
 
 
 def test_epoch_whose_first_batch_failed_has_drawn_nothing():
     source = source_of(loader())
     source.restore_epoch_start()  # nothing was begun
     random.seed(4)
-    source.start_epoch(0, 0)
+    source.begin_epoch(0, 0, 1)
     expected = random.random()
     source.restore_epoch_start()
     assert random.random() == expected
 
 
-def test_states_of_loading_serve_their_own_epoch_alone(tmp_path):
-    random.seed(4)
-    kept = rng_state()
-    random.seed(9)
-    source = source_of(loader(), tmp_path, {**rng_state(), BEFORE_EPOCH: kept, BEFORE_WAITING: None})
+def test_states_of_loading_serve_their_own_epoch_alone():
+    kept = state_after(4)
+    saved = {**state_after(9), BEFORE_EPOCH: kept, BEFORE_WAITING: None}
     expected = random.random()
-    list(source.start_epoch(1, 0))  # from its start: another epoch
+    source = source_of(loader(), saved)
+    list(source.begin_epoch(1, 0, 1))  # from its start: another epoch
     source.restore_epoch_start()
     assert random.random() == expected
 
 
-def test_draws_ahead_advance_what_is_restored_later(tmp_path):
-    random.seed(3)
-    saved = rng_state()
-    first, second = random.random(), random.random()
-    source = source_of(loader(), tmp_path, saved)
-    with source.drawing_ahead():
-        assert random.random() == first
+def test_random_states_are_restored_at_once_and_kept_from_what_is_repeated():
+    saved = state_after(3)
+    expected = [random.random() for _ in range(2)]
     random.seed(8)
-    source.restore_rng()
-    assert random.random() == second
-    with source.drawing_ahead():  # nothing is pending any more: the generators go on
-        third = random.random()
-    set_rng(saved)
-    assert [random.random() for _ in range(3)][2] == third
+    source = source_of(loader(), saved)
+    with source.repeating():
+        assert random.random() == expected[0]
+    drawn = [random.random()]
+    with pytest.raises(ZeroDivisionError), source.repeating():
+        fail(random.seed(5))
+    assert [*drawn, random.random()] == expected
+
+
+def test_a_run_that_has_not_resumed_keeps_all_draws():
+    without_states = source_of(loader())
+    without_states.load_state_dict(None)
+    random.seed(3)
+    expected = [random.random() for _ in range(2)]
+    random.seed(3)
+    for source in (source_of(loader()), without_states):
+        with source.repeating():
+            assert random.random() == expected.pop(0)
+
+
+class TestLoadingAgain:
+    """An epoch of 6 batches that is resumed after 2."""
+
+    @staticmethod
+    def trained(source, batches, left):
+        """Returns the batches and the draws of training that is done in turn with loading."""
+        return [(next(batches), random.random()) for _ in range(left)]
+
+    @pytest.mark.parametrize("make", [loader, prepared])
+    @pytest.mark.parametrize("recorded", [True, False])
+    def test_batches_and_draws_are_those_of_the_run_that_was_left_alone(self, make, recorded):
+        random.seed(1)
+        torch.manual_seed(1)
+        source = source_of(make(shuffle=True))
+        batches = source.begin_epoch(0, 0, 1)
+        source.record_before_batches(recorded)
+        self.trained(source, batches, 2)
+        saved, expected = source.state_dict(), self.trained(source, batches, 4)
+        torch.manual_seed(7)
+        again = source_of(make(shuffle=True), saved)
+        batches = again.begin_epoch(0, 2, 1)
+        again.record_before_batches(recorded)
+        assert self.trained(again, batches, 4) == expected
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_after_a_checkpoint_of_transformers_the_first_update_is_loaded_with_earlier_states(self, count):
+        saved = state_after(9)
+        expected = random.random()
+        random.seed(4)
+        loaded = list(loader())  # 6 batches
+        random.seed(4)
+        source = source_of(loader(), saved)
+        batches = source.begin_epoch(0, 2, count)
+        first = [next(batches) for _ in range(count)]
+        assert random.random() == expected
+        assert [[int(number) for number in batch] for batch in first] == [
+            [int(number) for number in batch] for batch in loaded[2 : 2 + count]
+        ]
+        random.seed(4)
+        assert first == [noisy([2 * number, 2 * number + 1]) for number in range(2, 2 + count)]
+        assert len(list(batches)) == 4 - count
+
+    def test_an_error_leaves_the_states_of_loading_for_a_checkpoint(self):
+        of_epoch, waiting = state_after(2), state_after(5)
+        saved = {**state_after(9), BEFORE_EPOCH: of_epoch, BEFORE_WAITING: waiting}
+        expected = random.random()
+        data = prepared()
+        data.collate_fn = fail
+        source = source_of(data, saved)
+        with pytest.raises(ZeroDivisionError):
+            source.begin_epoch(0, 2, 1)
+        assert source.state_dict()[BEFORE_WAITING] is waiting
+        assert random.random() == expected
+
+
+def test_an_override_that_sets_random_states_is_called_once_and_the_loaders_own_generator_is_restored():
+    data = loader(shuffle=True, generator=torch.Generator().manual_seed(3))
+    saved = source_of(data).state_dict()
+    random.seed(6)
+    expected = random.random()
+    data.generator.manual_seed(4)
+    calls = []
+    source = source_of(data, saved, lambda: calls.append(random.seed(6)))
+    assert random.random() == expected
+    assert data.generator.initial_seed() == 3
+    with source.repeating():
+        list(source.begin_epoch(0, 0, 1))
+    assert data.generator.initial_seed() == 3
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -75,9 +165,24 @@ def test_draws_ahead_advance_what_is_restored_later(tmp_path):
         (1, {}, False),
     ],
 )
-def test_loading_batches_again_for_workers_is_logged(tmp_path, caplog, workers, saved, is_told):
+def test_loading_batches_again_for_workers_is_logged(caplog, workers, saved, is_told):
     caplog.set_level("INFO", logger="mps_trainer.loop.batch_source")
-    source = source_of(loader(num_workers=workers), tmp_path, {**rng_state(), **saved})
-    source.start_epoch(0, 3)
+    source = source_of(loader(num_workers=workers), {**rng_state(), **saved})
+    source.begin_epoch(0, 3, 1)
     told = "Loading the first 3 batches of the epoch again to restore the random state of the workers."
     assert caplog.messages == ([told] if is_told else [])
+
+
+def test_a_snapshot_of_loading_begins_the_pass_again():
+    source = source_of(prepared(shuffle=True))
+    random.seed(2)
+    batches = source.begin_epoch(0, 0, 1)
+    source.record_before_batches(True)
+    next(batches)
+    saved = source.snapshot(with_loading=True)
+    expected = random.random()
+    source.restore(saved, with_loading=True)
+    assert random.random() == expected
+    assert list(batches) == []
+    assert source.state_dict()[BEFORE_WAITING] is saved[BEFORE_WAITING]
+    set_rng(saved)

@@ -86,8 +86,16 @@ def add(model, optimizer, state, **_):
         optimizer.param_groups[0]["params"].append(model.norm.bias)
 
 
-@pytest.mark.parametrize(("change", "place"), [(thaw, "hidden.weight"), (add, "norm.bias")])
-def test_parameters_thawed_or_added_during_a_run_are_cleared_and_count_in_the_norm(trained, make_model, change, place):
+def swap(model, optimizer, state, **_):
+    if state.global_step == 1:
+        old, new = model.norm.bias, torch.nn.Parameter(model.norm.bias.detach().clone())
+        model.norm.bias = new
+        for group in optimizer.param_groups:
+            group["params"] = [new if each is old else each for each in group["params"]]
+
+
+@pytest.mark.parametrize(("change", "place"), [(thaw, "hidden.weight"), (add, "norm.bias"), (swap, "norm.bias")])
+def test_parameters_changed_during_a_run_are_cleared_and_count_in_the_norm(trained, make_model, change, place):
     seen, runs = [], []
     looks = callback(on_step_begin=change, on_step_end=lambda model, **_: seen.append(model.get_parameter(place).grad))
     for optim in ("adamw_torch_fused", "adamw_torch"):  # the second is clipped by torch

@@ -204,6 +204,15 @@ def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(assert_resum
     assert_resumes(step, lambda: parts, **{**SETTINGS, "save_strategy": "no"})
 
 
+@pytest.mark.parametrize("step", [3, 5])  # within an epoch, and at its end
+def test_a_resumed_run_draws_the_same_again_if_callbacks_draw(assert_resumes, step):
+    def draw(**_):
+        return drawing(examples(1))
+
+    parts = {"callbacks": [callback(on_train_begin=draw, on_epoch_begin=draw)], "data_collator": drawing}
+    assert_resumes(step, lambda: parts, **{**SETTINGS, "save_steps": 1})
+
+
 def test_a_checkpoint_draws_the_same_again_where_the_first_batch_draws_nothing(assert_resumes):
     rows = examples(40)
 
@@ -217,9 +226,10 @@ def test_a_checkpoint_draws_the_same_again_where_the_first_batch_draws_nothing(a
 @pytest.mark.parametrize(("done", "has_ended"), [(3, False), (0, True)])
 def test_an_epoch_without_its_first_batch_has_not_begun(make_trainer, done, has_ended):
     run = TrainingRun(make_trainer())
-    run.preemption.save_and_end, run.run_state.epoch_has_ended = lambda: None, False
-    run.save_without_batch(done)
-    assert run.run_state.epoch_has_ended is has_ended
+    run.preemption.save_and_end = lambda log: None
+    run.position.batches, run.position.epoch_has_ended = done, False
+    run.save_without_batch()
+    assert run.position.epoch_has_ended is has_ended
 
 
 @pytest.mark.parametrize("where", [("on_prediction_step", 5), ("on_evaluate", 2), ("on_step_end", 5)])
@@ -282,4 +292,4 @@ def test_the_way_on_names_the_launcher_processes_and_machines(monkeypatch, envir
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
-    assert PreemptionHandler(trainer, None, None)._launcher(machines) == expected
+    assert PreemptionHandler(trainer, None, None, None)._launcher(machines) == expected

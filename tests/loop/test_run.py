@@ -104,21 +104,25 @@ def test_a_stream_goes_on_where_its_checkpoint_says(make_trainer):
             make_trainer(
                 {"train_dataset": Stream(examples(20))}, max_steps=9, gradient_accumulation_steps=accumulation
             )
-        ).run_state
+        ).position
         for accumulation in (1, 3)
     )
-    saved = {**other.state_dict(), "epoch": 2, "batches": 6}
+    saved = {**other.state_dict()["loop"], "epoch": 2, "batches": 6}
+
+    def load(loop):
+        state.load_state_dict({"loop": loop, "rng": None})
+
     for has_ended, of_loader, place in (
         (False, {}, (2, 2)),  # two updates, of one batch each in this run
         (True, {"loader_has_ended": False}, (2, 2)),  # by max_steps
         (True, {"loader_has_ended": True}, (3, 0)),
     ):
-        state.load_state_dict({**saved, "epoch_has_ended": has_ended, **of_loader})
+        load({**saved, "epoch_has_ended": has_ended, **of_loader})
         assert (state.epoch, state.batches) == place
     del saved["accumulation"]  # release 0.1 does not save it
-    state.load_state_dict(saved)
+    load(saved)
     assert (state.epoch, state.batches) == (2, 6)
-    state.load_state_dict({})  # transformers saves none
+    load({})  # transformers saves none
     assert state.epoch_has_ended
 
 
@@ -126,14 +130,14 @@ def test_a_dataset_goes_on_where_the_steps_say_if_its_epochs_had_other_batches_b
     run = TrainingRun(make_trainer(max_steps=20, gradient_accumulation_steps=2))  # 5 batches in an epoch
     run.trainer.state.global_step = 4
     saved = {"epoch": 9, "batches": 9, "epoch_has_ended": False, "batches_per_epoch": 10}
-    run.run_state.load_state_dict({**run.run_state.state_dict(), **saved})
-    assert (run.run_state.epoch, run.run_state.batches, run.run_state.first_step) == (1, 2, 4)
+    run.position.load_state_dict({"loop": {**run.position.state_dict()["loop"], **saved}, "rng": None})
+    assert (run.position.epoch, run.position.batches, run.position.first_step) == (1, 2, 4)
 
 
 def test_norm_and_rate_of_an_override_are_saved_as_plain_numbers_and_loaded(make_trainer):
-    state = TrainingRun(make_trainer()).run_state
+    state = TrainingRun(make_trainer()).position
     state.grad_norm, state.learning_rate = np.float32(1.5), torch.tensor(0.25)
-    state.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    state.load_state_dict({"loop": json.loads(json.dumps(state.state_dict()["loop"])), "rng": None})
     assert repr((state.grad_norm, state.learning_rate)) == "(1.5, 0.25)"
 
 
@@ -192,7 +196,7 @@ def test_an_override_that_costs_speed_is_told(make_trainer, method, settings, te
 
 def test_speed_is_that_of_the_steps_since_the_resume(make_trainer):
     run = TrainingRun(make_trainer(max_steps=400))
-    run.run_state.first_step, run.trainer.state.global_step = 100, 300
+    run.position.first_step, run.trainer.state.global_step = 100, 300
     metrics = run.metrics(4000, time.time() - 100)
     assert metrics["train_steps_per_second"] == pytest.approx(2, rel=0.02)
     assert metrics["train_samples_per_second"] == pytest.approx(20, rel=0.02)
@@ -213,7 +217,7 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
     for processes, expected in ((Processes(), []), (Processes(0, 2), [(3, 8)])):
         zero, seen[:], counted[:] = [], [], []
         run.trainer._mt_processes = processes
-        run.accumulate(given, 8, [2.0, None, None])
+        run.accumulate_batches(given, 8, [2.0, None, None])
         assert (seen, counted, zero) == ([1], [1, 2, 3], expected)  # other processes wait for the last one
 
 
@@ -229,25 +233,26 @@ def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each
     monkeypatch.setattr(Processes, "sum", lambda self, numbers: exchanged.append(numbers) or [10 * numbers[0]])
     batches = [batch_of(n) for n in (1, 2)]
     for update in (1, 2):
-        run.accumulate(batches, None, [1.0, 1.0])
+        run.accumulate_batches(batches, None, [1.0, 1.0])
         assert (exchanged, trainer.state.num_input_tokens_seen) == ([[12]] * update, update * 120)
 
-    monkeypatch.setattr(trainer._mt_loss, "padding", lambda count: {1})  # the second is another process's
+    monkeypatch.setattr(run.loss, "padding", lambda count: {1})  # the second is another process's
     run.zero_gradient_backward = lambda *given: None
     trainer.current_flos, trainer.floating_point_ops = 0.0, lambda batch: len(batch["x"])
-    run.accumulate(batches, None, [1.0, None])
+    run.accumulate_batches(batches, None, [1.0, None])
     assert (exchanged[2:], trainer.current_flos) == ([[4]], 1)
 
     counted = []  # an override exchanges by itself, in each batch of all processes
-    run.compat, trainer._track_num_input_tokens = Compat(counts_tokens=True), counted.append
-    run.accumulate(batches, None, [1.0, None])
+    trainer._mt_processes, trainer._mt_compat = Processes(), Compat(counts_tokens=True)
+    run, trainer._mt_processes, trainer._track_num_input_tokens = TrainingRun(trainer), Processes(0, 2), counted.append
+    run.accumulate_batches(batches, None, [1.0, 1.0])
     assert (counted, len(exchanged)) == (batches, 3)
 
 
 def test_processes_exchange_gradients_after_the_last_batch_of_an_update_alone(make_trainer, monkeypatch):
     withheld = []
     monkeypatch.setattr(run_module, "no_sync", lambda model, wanted: withheld.append(wanted) or nullcontext())
-    TrainingRun(make_trainer()).accumulate([batch_of(1)] * 3, None, [3.0] * 3)
+    TrainingRun(make_trainer()).accumulate_batches([batch_of(1)] * 3, None, [3.0] * 3)
     assert withheld == [True, True, False]
 
 

@@ -240,7 +240,7 @@ def test_mask_functions_of_users_are_called_as_transformers_calls_them(restored)
     expected = model(**given).loss
     with attention_patching.attention_chunked(1, model):
         torch.testing.assert_close(model(**given).loss, expected)
-    masks = AttentionMasks(torch.device("cpu"), applies=True)
+    masks = AttentionMasks(torch.device("cpu"))
     with masks.in_use():
         torch.testing.assert_close(model(**given).loss, expected)
     assert called == [(False, True)] * 3
@@ -248,7 +248,7 @@ def test_mask_functions_of_users_are_called_as_transformers_calls_them(restored)
 
 def test_a_function_of_a_user_gets_bool_masks_where_padding_is_made_of_numbers(restored, own):
     AttentionInterface.register("sdpa", own)
-    masks = AttentionMasks(torch.device("cpu"), applies=True)
+    masks = AttentionMasks(torch.device("cpu"))
     with masks.in_use():
         modeling_bert.BertModel(modeling_bert.BertConfig(**SMALL))(**batch_of_bert())
     assert [mask.dtype for mask in own.masks] == [torch.bool]

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from transformers import masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert import modeling_bert
@@ -250,3 +251,20 @@ def test_compiled_models_are_refused_or_left_alone():
     assert "chunked_attention=True does not go with torch_compile=True" in said
     args = TrainingArguments("out", torch_compile=True)
     assert attention_patching.shortest_chunked(args, torch.device("mps")) is None
+
+
+def test_packed_rows_compute_each_text_alone_and_do_not_ask_the_device(train, monkeypatch, device):
+    seen, asked = [], []
+    keys = ChunkedMask.keys
+
+    def noted(mask, start, end):
+        seen.append(keys(mask, start, end))
+        return seen[-1]
+
+    monkeypatch.setattr(ChunkedMask, "keys", noted)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", asked.append)  # it waits for the device
+    row = {"input_ids": torch.arange(1, 21), "labels": torch.arange(1, 21)}
+    row["position_ids"] = torch.cat([torch.arange(5), torch.arange(12), torch.arange(3)])
+    train(llama(), [row] * 8, True, steps=1, per_device_train_batch_size=1, eval_strategy="no")
+    assert set(seen) == {(0, 5), (5, 13), (5, 20)}  # blocks of 8 queries; the last has the end of a text and another
+    assert not asked

@@ -14,7 +14,7 @@ from mps_trainer import Trainer
 from mps_trainer.model.patches.norms import is_rms_norm, norms_in_few_kernels
 from mps_trainer.model.patches.positions import DECODERS, positions_made_once
 from mps_trainer.model.patches.rotary import _Signed, is_rotation, rotations_in_few_kernels
-from mps_trainer.model.preparation import prepared_for_training
+from mps_trainer.model.preparation import model_patched
 from mps_trainer.simulator import SimulationCallback
 from tests.tiny import tiny, with_lora
 
@@ -110,7 +110,7 @@ def test_they_apply_on_mps_where_nothing_is_compiled(device, compiles, make_args
     rotation, search = modeling_llama.apply_rotary_pos_emb, masking_utils.find_packed_sequence_indices
     trainer = Trainer(model, make_args())
     trainer.args.torch_compile = compiles
-    with prepared_for_training(trainer, torch.device(device)):
+    with model_patched(trainer, torch.device(device)):
         plain = device == "cpu" or compiles
         assert ("forward" not in vars(model.model.norm)) is plain
         assert (modeling_llama.apply_rotary_pos_emb is rotation) is plain

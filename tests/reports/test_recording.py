@@ -14,7 +14,8 @@ import torch
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
-from mps_trainer.reports import recorder
+from mps_trainer.reports import fallbacks, recorder
+from mps_trainer.reports.fallbacks import FallbackWatch  # that of a Mac, as no device is simulated yet
 from mps_trainer.reports.record import NAME, PAGE
 from tests.conftest import accuracy, callback, examples, messages_with, on_device, refusal
 
@@ -304,12 +305,11 @@ def test_operators_that_fell_back_are_counted_on_the_simulated_device(make_train
 
 
 def test_a_warning_of_torch_on_a_mac_is_a_name_and_no_list(monkeypatch):
-    monkeypatch.setitem(sys.modules, recorder._SIMULATOR, None)
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     shown = []
     monkeypatch.setattr(warnings, "showwarning", lambda *details, **more: shown.append(details))
-    before, watch = warnings.showwarning, recorder.FallbackWatch()
-    assert "there may be more" in recorder.FallbackWatch().end()["text"]
+    before, watch = warnings.showwarning, FallbackWatch()
+    assert "there may be more" in FallbackWatch().end()["text"]
     fell_back = "The operator 'aten::foo' is not currently supported on the MPS backend and will fall back to the CPU."
     for message in (fell_back, "something else"):
         warnings.showwarning(UserWarning(message), UserWarning, "file", 1)
@@ -321,7 +321,7 @@ def test_a_warning_of_torch_on_a_mac_is_a_name_and_no_list(monkeypatch):
 
 def test_a_report_that_cannot_be_written_watches_no_longer(make_trainer, tmp_path, monkeypatch, mps):
     watch = mock.Mock()
-    monkeypatch.setattr(recorder, "FallbackWatch", lambda: watch)
+    monkeypatch.setattr(fallbacks, "FallbackWatch", lambda: watch)
     (tmp_path / "run" / NAME).mkdir(parents=True)
     make_trainer(report=True, max_steps=2, use_cpu=False, **SAVING).train()
     watch.end.assert_called_once_with()

@@ -41,14 +41,14 @@ def test_bounds_cover_the_texts_of_all_rows(rows, data):
 @given(rows_of_lengths, st.integers(1, 20))
 def test_blocks_cover_a_row_once(rows, most):
     found = find_texts(positions(rows)).blocks(most)
-    assert [token for start, end in found for token in range(start, end)] == list(range(max(map(sum, rows))))
-    assert all(end - start <= most for start, end in found)
+    assert [token for part in found for token in range(part.start, part.stop)] == list(range(max(map(sum, rows))))
+    assert all(part.stop - part.start <= most for part in found)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(9, 20))
 def test_blocks_of_one_row_begin_with_texts_if_these_fit(row, most):
     texts = find_texts(positions([row]))
-    assert {start for start, _ in texts.blocks(most)} <= set(texts.starts[0])
+    assert {part.start for part in texts.blocks(most)} <= set(texts.starts[0])
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ from ..attention_registries import MASKS, has_own_sdpa, is_of_transformers, look
 class AttentionMasks:
     """Makes the attention masks of transformers' models during a forward pass on `device`.
 
-    Args:
-        applies: whether it is worth it: by default, on mps.
+    Attributes:
+        applies: True where it is worth it, on mps.
     """
 
-    def __init__(self, device: torch.device, applies: bool | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.applies = device.type == "mps" if applies is None else applies
+        self.applies = device.type == "mps"
         self._values: dict[Any, tuple[torch.Tensor, ...]] = {}  # 0 and minus infinity on the device
 
     def in_use(self) -> contextlib.AbstractContextManager[None]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ...errors import ScriptStopped
 from ...utils.attributes import attributes_replaced
+from ..stopped import ScriptStopped
 from .residency import Residency
 from .step import evaluate_batch, few_batches
 from .tracer import Tracer

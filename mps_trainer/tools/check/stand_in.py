@@ -14,7 +14,7 @@ from ...checkpoints.checkpoints import Checkpoints
 from ...data.transfer import BatchTransfer
 from ...devices import DeviceRequest, gather_facts, resolve
 from ...errors import MisconfigurationException
-from ...loop.loss import UpdateLoss
+from ...loss_normalisation import LossNormalisation
 from ...model.activation_checkpointing import enable_activation_checkpointing
 from ...model.patches.masks import AttentionMasks
 from ...model.precision import MixedPrecision
@@ -77,13 +77,15 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     stand_in._mt_precision = MixedPrecision(args.device, args.mixed_precision)
     for name in ("accelerator", "gather_function"):  # made anew when they are asked for
         vars(stand_in).pop(name, None)
-    stand_in._mt_loss = UpdateLoss(stand_in)
+    # Nothing is found out: fake tensors cannot be watched, and watching copies the number of items to the device.
+    stand_in._mt_normalisation = LossNormalisation(model_divides=True, subclass_divides=True)
     stand_in._mt_transfer = BatchTransfer(args.device)
-    stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # mps applies them
+    stand_in._mt_attention_masks = AttentionMasks(args.device)
+    stand_in._mt_attention_masks.applies = True  # as on mps
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in.callback_handler = handler
-    stand_in._mt_checkpoints = Checkpoints(stand_in, args.output_dir)
+    stand_in._mt_checkpoints = Checkpoints(args.output_dir)
     stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
     if args.activation_checkpointing:
         enable_activation_checkpointing(stand_in.model, args)

@@ -38,7 +38,7 @@ def trace_step(
     """
     from ...checkpoints.rng import rng_state, set_rng
     from ...model.patches.masks import AttentionMasks
-    from ...model.preparation import prepared_for_training
+    from ...model.preparation import model_patched, prepare_model
     from ...trainer import Trainer
     from .stand_in import stand_in_for  # here, like the Trainer: the simulated device does without transformers
 
@@ -56,7 +56,6 @@ def trace_step(
     rng = rng_state()
     try:
         stand_in = stand_in_for(trainer)
-        stand_in._mt_loss.stop_watching()  # watching copies the number of items to the device once a run
         stand_in._mt_attention_masks = AttentionMasks(torch.device("mps"))  # tensors say that they are there
         _watch_batches(stand_in, tracer)
         for name, kept in vars(trainer).items():
@@ -68,7 +67,8 @@ def trace_step(
             if not is_own and placed is None:
                 tracer.recorder.note(f"The Trainer's {name} is assumed to be on the device. mps-trainer check knows.")
         tracer.recorder.module(stand_in.model)
-        with prepared_for_training(stand_in, torch.device("mps")):
+        prepare_model(stand_in)
+        with model_patched(stand_in, torch.device("mps")):
             _train(stand_in, tracer, batches)
             evaluate_batch(stand_in, tracer)
     finally:
@@ -125,12 +125,12 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     loop = TrainingRun(stand_in)
     loop.model.zero_grad()
     done = 0
-    for group, num_items in loop.updates(0):  # loads the batches, outside the trace
+    for update in loop.updates_of_epoch():  # loads the batches, outside the trace
         with tracer:
-            loop.accumulate(group, num_items)
+            loop.accumulate_batches(update.batches, update.num_items)
             with tracer.phase("optimizer"):
-                loop.update_weights()
-        done += len(group)
+                loop.step_optimizer()
+        done += len(update.batches)
         if done >= batches:
             break
     if not done:
@@ -138,8 +138,8 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     if done < batches:
         tracer.recorder.note(few_batches(done, batches))
     if type(stand_in).log is not Trainer.log and stand_in.args.logging_strategy != "no":
-        loss, norm = loop.meter.read(stand_in.state.global_step, loop.run_state.grad_norm)
-        logs = {"loss": loss, "grad_norm": norm, "learning_rate": loop.run_state.learning_rate}
+        loss, norm = loop.meter.read(stand_in.state.global_step, loop.position.grad_norm)
+        logs = {"loss": loss, "grad_norm": norm, "learning_rate": loop.position.learning_rate}
         with tracer, tracer.phase("logging"):
             stand_in.log({name: value for name, value in logs.items() if value is not None}, time.time())
 

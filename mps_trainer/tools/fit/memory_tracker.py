@@ -83,14 +83,14 @@ class MemoryTracker(TorchDispatchMode):
             spoil(func, args)
         return result
 
-    def first_and_last(self, length: int, size: int) -> Iterator[int]:
-        """Yields where the first and the last block of `size` begin, in place of `blocks.starts`.
+    def first_and_last(self, length: int, size: int) -> Iterator[slice]:
+        """Yields the first and the last block of `size`, in place of `blocks.slices`.
 
         No other block takes more memory. Their operations stand for all: under a causal mask they grow evenly.
         """
         chosen, all_blocks = sorted({0, (length - 1) // size * size}), -(-length // size)
         before, self._repeats = self._repeats, self._repeats * all_blocks / len(chosen)
-        yield from chosen
+        yield from (slice(start, min(start + size, length)) for start in chosen)
         self._repeats = before
 
     def belongs(self, tensors: Iterable[torch.Tensor], kind: str) -> None:

@@ -17,7 +17,7 @@ from ...data.split import UnsplittableBatchError, examples_in
 from ...errors import MisconfigurationException
 from ...loop.run import TrainingRun
 from ...model.introspection import base_model
-from ...model.preparation import prepared_for_training
+from ...model.preparation import model_patched, prepare_model
 from ...optim import adamw
 from ...utils import blocks
 from ...utils.attributes import attributes_replaced
@@ -61,8 +61,8 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
     Raises:
         MisconfigurationException: if the Trainer has no training data.
     """
-    updates = TrainingRun(_stand_in(trainer)).updates(0)
-    each = ((batch, num_items, _largest_shape(batch)) for group, num_items in updates for batch in group)
+    updates = TrainingRun(_stand_in(trainer)).updates_of_epoch()
+    each = ((batch, update.num_items, _largest_shape(batch)) for update in updates for batch in update.batches)
     batches = list(itertools.islice(each, most))
     if not batches:
         raise MisconfigurationException("There is no step to compute: the training dataset gave no batch.")
@@ -117,11 +117,12 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
 
     stand_in._prepare_inputs = prepare_counted  # type: ignore[method-assign]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(prepared_for_training(stand_in, _MPS))
-        changes = [(blocks, "starts", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
+        prepare_model(stand_in)
+        stack.enter_context(model_patched(stand_in, _MPS))
+        changes = [(blocks, "slices", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
         stack.enter_context(attributes_replaced(changes))
         run = TrainingRun(stand_in)
-        divisors = stand_in._mt_loss.divisors([batch.inputs])
+        divisors = run.loss.divisors([batch.inputs])
         stack.enter_context(fake_mode())
         for value in vars(stand_in).values():
             if isinstance(value, nn.Module):  # the model, or another one such as a reference model
@@ -133,7 +134,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         tracker.kind = OPTIMIZER
         stand_in.optimizer.step()  # makes its state
         state = tracker.now[OPTIMIZER]
-        run.gradients.clear()
+        run.gradients.clear(stand_in.optimizer)
         count = trainer.args.gradient_accumulation_steps
         if accumulates or count > 1:
             _make_gradients(trained, tracker)
@@ -142,9 +143,9 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         tracker.forget_peak()
         tracker.operations = 0.0
         tracker.kind = ACTIVATIONS
-        run.accumulate([batch.inputs], batch.num_items, divisors)
+        run.accumulate_batches([batch.inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
-        run.update_weights()
+        run.step_optimizer()
         moved = count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))
     return StepCost(tracker.peak, count * tracker.operations, moved)
 
@@ -161,7 +162,6 @@ def _stand_in(trainer: Trainer) -> Trainer:
     """Returns a copy of the Trainer on fake tensors."""
     stand_in = stand_in_for(trainer, copied=fake_copy)
     stand_in.is_in_train = True
-    stand_in._mt_loss.stop_watching()
     return stand_in
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from ...devices import facts
 from ...errors import MisconfigurationException
+from ...reports import fallbacks
 from ..check.mps_kernels import compiles_graphs, reads
 from ..check.source import SourceLine, current_line
 from ..check.table import always_falls_back, operator_table
 from .build import load_extension
+from .counted_fallbacks import CountedFallbacks
 from .cuda import hide_cuda
 from .memory_limit import DEFAULT_MEMORY, high_watermark, parse_bytes
 from .simulation_report import OperatorCalls, Place, SimulationReport
@@ -23,6 +26,7 @@ from .visible import set_visible
 
 _extension: ModuleType | None = None
 _current: SimulatedMPS | None = None
+_own_watch = fallbacks.FallbackWatch
 
 
 class SimulatedMPS:
@@ -110,6 +114,7 @@ def simulated_mps(
         yield device
     finally:
         _current = None
+        _watch_fallbacks_by(_own_watch)
         device._extension.set_listener(None)
         device._extension.set_active(False)
         set_visible(False)
@@ -137,7 +142,12 @@ def activate(
     _current.reset()
     extension.set_active(True)
     set_visible(True)
+    _watch_fallbacks_by(functools.partial(CountedFallbacks, _current.counters))
     return _current
+
+
+def _watch_fallbacks_by(watch: Callable[[], Any]) -> None:
+    fallbacks.FallbackWatch = watch  # type: ignore[assignment, misc]
 
 
 def _install() -> ModuleType:

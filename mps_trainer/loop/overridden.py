@@ -1,0 +1,66 @@
+"""Adapts the loop to overridden methods of the Trainer. A run chooses its adapters once.
+
+Each method is looked up when it is called, because a callback may replace it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..compat import Compat
+from ..data.transfer import BatchTransfer
+from .surface import TrainerSurface
+
+Step = Callable[[TrainerSurface, Any, Any, Any], torch.Tensor]
+
+
+def step_for(compat: Compat, transfer: BatchTransfer) -> Step:
+    """Returns a function of Trainer, model, batch and number of items that runs a batch and returns its loss."""
+    if not compat.steps_see_batches:
+        return _own_step
+
+    def overridden_step(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
+        loss = trainer.training_step(model, move(batch), num_items)
+        return loss.clone() if compat.keeps_losses else loss  # other code may change it in place later on
+
+    move = transfer.before_other_code(True)
+    return overridden_step
+
+
+def _own_step(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
+    return trainer.training_step(model, batch, num_items)
+
+
+class TokenCount:
+    """Counts the tokens of updates: each process its own, and the processes exchange their sums once in an update."""
+
+    def __init__(self, trainer: TrainerSurface) -> None:
+        self.trainer = trainer
+        self._before = 0
+
+    def begin_update(self) -> None:
+        self._before = self.trainer.state.num_input_tokens_seen
+
+    def add(self, batch: Any, is_padding: bool) -> None:
+        """Counts the tokens of a batch, unless it is padding, which another process counts."""
+        if not is_padding:
+            self.trainer._track_num_input_tokens(batch)
+
+    def end_update(self) -> None:
+        state, processes = self.trainer.state, self.trainer._mt_processes
+        if processes.is_distributed and self.trainer.args.include_num_input_tokens_seen != "no":
+            own = state.num_input_tokens_seen - self._before
+            state.num_input_tokens_seen = self._before + int(processes.sum([own])[0])
+
+
+class OverriddenTokenCount(TokenCount):
+    """Lets an override count. As transformers' method it sums each batch over all processes, padding included."""
+
+    def add(self, batch: Any, is_padding: bool) -> None:
+        self.trainer._track_num_input_tokens(batch)
+
+    def end_update(self) -> None:
+        pass

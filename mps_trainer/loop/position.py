@@ -1,0 +1,230 @@
+"""Owns the position of a run: its epoch, batch and random numbers, and what is left to do after its last step.
+
+Who owns what:
+
+- `StepPlan` has the batches of an epoch, and the epochs and steps of the run. It never changes.
+- `trainer.state`, which callbacks read, has the step. The position is handed this object, and reads the step from it.
+- `Position` has everything else that tells where the run is. `state_dict` and `load_state_dict` carry it over to the
+  process that resumes the run; `snapshot` and `restore` undo an update or an evaluation that did not end.
+- `Rollback` undoes what such an update changed beside it: buffers of the model, and the count of operations.
+- `BatchSource`, a part of it, has the pass over the loader and the random states. It alone restores random numbers.
+- The loader and its samplers know the position only during a pass, whose epoch and first batch `BatchSource` gives
+  them. `EpochLoader.iteration` and `SeededSampler.epoch` count on for people who iterate by hand; a run does not read
+  them. `PrefetchIterator` has the batch that is loaded ahead, and the random states before it.
+- `LossMeter` has the losses since the last log. Its `first_step` and `last_read_step` are what it divides by. They are
+  saved with the position, because a checkpoint may lie between two logs.
+- The run fires the events of epochs and steps, and counts the step. A callback may end an epoch: `is_epoch_cut`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers.trainer_callback import TrainerState
+
+from ..checkpoints.loading import EXAMPLES_AT_A_TIME
+from ..data.plan import StepPlan
+from .batch_source import BatchSource
+from .meter import LossMeter
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The batches of one step of the optimizer.
+
+    Attributes:
+        num_items: in all of the batches, over all processes; None where nothing uses it.
+        epoch, first_batch: the epoch, and the number in it of the first of the batches, from 0.
+    """
+
+    batches: list[Any]
+    num_items: Any
+    epoch: int
+    first_batch: int
+
+
+class Position:
+    """The position of a run.
+
+    Args:
+        state: has the step.
+        meter: has the losses since the last log.
+        source: gives the batches.
+        ignores_data: True to begin the epoch of a resumed run again (`ignore_data_skip`).
+        is_epoch_cut: returns True if a callback has ended the epoch.
+        splits_batches: True if the run may train on fewer examples at a time than a batch has.
+
+    Attributes:
+        epoch, batches: the epoch, and its batches up to the last update, the one under way included.
+        epoch_has_ended: True between the end of an epoch and the begin of the next.
+        loader_has_ended: True if an epoch of unknown length ended because the loader gave no more batches.
+        postponed: of "evaluate", "save" and "stop", what a signal, or a death, prevented after the last step.
+        examples_at_a_time: how many fit into memory, where batches were halved; else None.
+        grad_norm, learning_rate: of the last update. The log at the end of an epoch has them.
+        first_step: the step after which this run began or resumed.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        state: TrainerState,
+        meter: LossMeter,
+        source: BatchSource,
+        *,
+        ignores_data: bool = False,
+        is_epoch_cut: Callable[[], bool] = lambda: False,
+        splits_batches: bool = False,
+        examples_at_a_time: int | None = None,
+    ) -> None:
+        self.plan, self.state, self.meter, self.source = plan, state, meter, source
+        self.splits_batches, self.examples_at_a_time = splits_batches, examples_at_a_time
+        self._ignores_data, self._is_epoch_cut = ignores_data, is_epoch_cut
+        self.epoch, self.batches, self.epoch_has_ended, self.loader_has_ended = 0, 0, True, False
+        self._load_place({})
+        self._is_within_resumed_epoch = False
+
+    # Epochs and updates
+
+    def epochs(self) -> Iterator[int]:
+        """Yields the epochs that are left, the one under way first, and moves to the beginning of each other."""
+        for epoch in range(self.epoch, self.plan.epochs):
+            if epoch != self.epoch:
+                self.epoch, self.batches = epoch, 0
+            yield epoch
+
+    @contextlib.contextmanager
+    def beginning_epoch(self) -> Iterator[None]:
+        """Begins the epoch. What callbacks draw inside is no part of a resumed run if the epoch had begun before."""
+        with self.repeating() if self._is_within_resumed_epoch else contextlib.nullcontext():
+            yield
+        self.epoch_has_ended = self._is_within_resumed_epoch = False
+        if self._ignores_data:
+            self.batches = 0
+
+    def has_updates_left(self) -> bool:
+        """Returns True if the epoch has another update, as far as its length is known."""
+        # a loader may give more batches than its length said when the run began, such as one of a dataset that grows
+        last = self.plan.batches_per_epoch or sys.maxsize
+        return self.state.global_step < self.plan.max_steps and self.batches < last
+
+    def begin_pass(self, count: int) -> Iterator[Any]:
+        """Returns the batches of the epoch that are left, of which the next update takes `count`."""
+        return self.source.begin_epoch(self.epoch, self.batches, count)
+
+    def advance(self, batches: list[Any], num_items: Any) -> Update | None:
+        """Moves on by an update with these batches, and returns it; None if the loader has given no more."""
+        self.loader_has_ended = not batches
+        if not batches:
+            return None
+        update = Update(batches, num_items, self.epoch, self.batches)
+        self.batches += len(batches)
+        return update
+
+    def withdraw_epoch(self) -> None:
+        """Moves back to the end of the epoch before this one, whose first batch could not be loaded."""
+        self.epoch_has_ended = True
+        self.source.restore_epoch_start()
+
+    @property
+    def progress(self) -> float:
+        """Returns the completed epochs, as a fraction."""
+        return self.plan.progress(self.epoch, self.batches)
+
+    def repeating(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps what callbacks draw inside out of a resumed run, where they are called once more."""
+        return self.source.repeating()
+
+    # Saving and resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint has beside its step: "loop" for loop_state.json, and "rng" for rng_state.pth.
+
+        Reads losses and norm from the device.
+        """
+        return {
+            "loop": {
+                **self.meter.state_dict(self.grad_norm),
+                "learning_rate": None if self.learning_rate is None else float(self.learning_rate),
+                "epoch_has_ended": self.epoch_has_ended,
+                "loader_has_ended": self.loader_has_ended,
+                "epoch": self.epoch,
+                "batches": self.batches,
+                "accumulation": self.plan.accumulation,
+                "batches_per_epoch": self.plan.batches_per_epoch,
+                "epoch_is_cut": self._is_epoch_cut(),
+                "postponed": self.postponed,
+                **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.splits_batches else {}),
+            },
+            "rng": self.rng_state(),
+        }
+
+    def rng_state(self) -> dict[str, Any]:
+        """Returns the states of the generators now, and those that loading drew from."""
+        return self.source.state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any], load_rng: Callable[[], None] | None = None) -> None:
+        """Continues after `state.global_step`.
+
+        Args:
+            saved: what `state_dict` returned. "loop" is {}, and "rng" None, for a checkpoint without them.
+            load_rng: an override that sets the random states instead.
+        """
+        self._load_place(saved["loop"])
+        self._is_within_resumed_epoch = self.batches > 0
+        self.source.load_state_dict(saved["rng"], load_rng)
+
+    def _load_place(self, saved: dict[str, Any]) -> None:
+        step = self.first_step = self.state.global_step
+        self.epoch, self.batches = self.plan.position_after(step)
+        known, accumulation = self.plan.batches_per_epoch, saved.get("accumulation", self.plan.accumulation)
+        # the step does not tell the position if the length is unknown or wrong, or a callback cuts epochs or changes
+        # the accumulation
+        is_same = known == saved.get("batches_per_epoch") and accumulation == self.plan.accumulation
+        if "epoch" in saved and (known is None or (is_same and not self._ignores_data)):
+            self.epoch, self.batches = saved["epoch"], saved["batches"]
+            if accumulation != self.plan.accumulation:
+                self.batches = -(-self.batches // accumulation) * self.plan.accumulation  # keeps the number of updates
+            is_over = self.batches == known
+            if known is None:  # max_steps or a callback may have ended the epoch before the stream did
+                is_over = saved["epoch_has_ended"] and saved.get("loader_has_ended", True)
+            if self.batches and (is_over or saved.get("epoch_is_cut", False)):
+                self.epoch, self.batches = self.epoch + 1, 0
+        self.epoch_has_ended = saved.get("epoch_has_ended", True)
+        self.postponed: list[str] = list(saved.get("postponed", []))
+        self.grad_norm: torch.Tensor | float | None = saved.get("grad_norm")
+        self.learning_rate: float | None = saved.get("learning_rate")
+        self.meter.reset(step)
+        if saved:
+            self.meter.load_state_dict(saved)
+
+    # Undoing an update or an evaluation
+
+    def snapshot(self, before_loading: bool = False) -> dict[str, Any]:
+        """Returns the position, and what is logged and counted with it, for `restore`. Reads nothing from the device.
+
+        Args:
+            before_loading: True before the batches of an update are loaded; `restore` then ends the pass over the
+                loader, so that these batches are loaded again.
+        """
+        has_ended = not self.batches if before_loading else self.epoch_has_ended
+        return {
+            "place": (self.epoch, self.batches, has_ended, self.loader_has_ended),
+            "tokens": self.state.num_input_tokens_seen,
+            "logs": len(self.state.log_history),
+            "meter": self.meter.snapshot(),
+            "rng": self.source.snapshot(with_loading=before_loading),
+            "before_loading": before_loading,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Returns to what `snapshot` returned."""
+        self.source.restore(saved["rng"], with_loading=saved["before_loading"])
+        self.epoch, self.batches, self.epoch_has_ended, self.loader_has_ended = saved["place"]
+        self.state.num_input_tokens_seen = saved["tokens"]
+        del self.state.log_history[saved["logs"] :]  # in place, because a callback may hold the list
+        self.meter.restore(saved["meter"])
