@@ -37,10 +37,9 @@ from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
-from .checkpoints.manifest import STATE
-from .checkpoints.output_folder import make_folder, own_run_folder
-from .checkpoints.resume import checkpoint_to_resume
-from .checkpoints.rng import read_rng, set_rng
+from .checkpoints.output_folder import make_folder
+from .checkpoints.rng import read_rng, rng_state, set_rng
+from .checkpoints.saver import CheckpointSaver
 from .compat import Compat
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
@@ -52,22 +51,21 @@ from .data.plan import StepPlan
 from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
-from .data.workers import close_workers
-from .distributed import Processes, absent_named, leave, sharded
+from .distributed import Processes, leave, sharded
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
-from .evaluation.evaluator import evaluate_dataset, evaluate_each, run_evaluation
+from .evaluation.evaluator import EvaluationParts, evaluate_dataset, evaluate_each, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
-from .guards.memory import make_guard, release_buffers
-from .guards.memory_errors import PLACING, TRAINING, explained
-from .guards.supervised import SupervisedRun, supervised
+from .guards.memory import limit_memory, release_buffers
+from .guards.memory_errors import PLACING, explained
+from .guards.supervised import SupervisedRun
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
-from .loop.ending import ending_in_order
 from .loop.label_smoothing import make_label_smoother
 from .loop.loss import BatchWeight
 from .loop.run import TrainingRun
+from .loop.run_context import run_of
 from .loop.trainer_state import load_callbacks, new_state
 from .loss_normalisation import LossNormalisation, LossSettings
 from .model import quantized
@@ -83,7 +81,7 @@ from .model.number_formats import check_formats
 from .model.patches.masks import AttentionMasks
 from .model.patches.unread_tokens import unread_tokens_skipped
 from .model.precision import MixedPrecision, set_tf32
-from .model.preparation import prepared_for_training, skips_unread_tokens
+from .model.preparation import skips_unread_tokens
 from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
@@ -146,8 +144,6 @@ class Trainer:
     _mt_created_with: float | None = None  # the learning rate that the optimizer from here was created with
     _mt_run: TrainingRun | None = None  # the one that is under way
     _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
-    _mt_tokens_before: int = 0  # seen when the run began or resumed
-    _mt_flos_per_token: int | None = None
     _mt_length_buckets: LengthBuckets | None = None  # the training data has them; None until they are asked for
 
     def __init__(
@@ -200,7 +196,8 @@ class Trainer:
         trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, self._mt_compat.gives_eval_loader)
         trainer_checks.check_training(args, train_dataset, data_collator)
 
-        self._mt_memory_guard = make_guard(args)
+        if args.memory_guard and args.device.type == "mps":
+            limit_memory(args.device, args.memory_fraction)
         self._train_batch_size = args.train_batch_size
         self._mt_precision = MixedPrecision(args.device, args.mixed_precision)
         if args._stands_in:  # libraries that build on transformers' Trainer ask Accelerate's state by themselves
@@ -219,7 +216,7 @@ class Trainer:
         added = all_callbacks(args, self, callbacks or [])
         parts = self.model, self.processing_class, self.optimizer, self.lr_scheduler
         self.callback_handler, self.control = ReportingHandler(added, *parts), TrainerControl()
-        self._mt_checkpoints = Checkpoints(self, args.output_dir)
+        self._mt_checkpoints = Checkpoints(args.output_dir)
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
             self.init_hf_repo()
@@ -267,28 +264,12 @@ class Trainer:
         elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
             self.lr_scheduler = None
         self._created_lr_scheduler = False
-        make_folder(self.args.output_dir)
-        run_dir, processes = self._get_output_dir(trial), self._mt_processes
-        with (
-            absent_named(self._mt_current_phase),
-            own_run_folder(run_dir, self.args, processes),
-            supervised(run_dir, processes, trial) as self._mt_supervised,
-            ending_in_order(self),
-            absent_named(self._mt_current_phase),  # here as well, because the report shows what it adds to an error
-            explained(self, TRAINING),
-        ):
-            self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
-            trainer_checks.check_same_data(self, processes)
-            resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, self._mt_supervised, processes)
-            with prepared_for_training(self):
-                return TrainingRun(self, trial, resume_from).train()
-
-    def _mt_current_phase(self) -> str:
-        """Returns what this process is at in a run, for errors about processes that are absent."""
-        if self._mt_run is None:
-            return "the start of training"
-        step = self.state.global_step
-        return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
+        with run_of(self, resume_from_checkpoint, trial) as run:
+            for update in run.updates():
+                run.accumulate(update)
+                run.step_optimizer()
+                run.log_evaluate_save()
+            return run.finish()
 
     # The model
 
@@ -313,7 +294,6 @@ class Trainer:
             with explained(self, PLACING):
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
-        self._mt_flos_per_token = None
         self._mt_normalisation = LossNormalisation()
         self._signature_columns = None
         config: Any = getattr(model, "config", None)
@@ -611,9 +591,7 @@ class Trainer:
         tensor = main_input(self.model, inputs)
         if tensor is None:
             return 0
-        if self._mt_flos_per_token is None:
-            self._mt_flos_per_token = flos_per_token(self.model)
-        return self._mt_flos_per_token * tensor.numel()
+        return flos_per_token(self.model) * tensor.numel()
 
     def store_flos(self) -> None:
         """Adds the operations counted since the last call to `state.total_flos`."""
@@ -719,11 +697,6 @@ class Trainer:
             self._eval_dataloaders[dataloader_key] = loader
         return loader
 
-    def _mt_close_workers(self, *loaders: Any) -> None:
-        """Ends the workers of `loaders` and of the kept evaluation loaders, which start new ones in a later pass."""
-        for loader in (*loaders, *self._eval_dataloaders.values()):
-            close_workers(loader)
-
     def num_examples(self, dataloader: DataLoader) -> int:
         """Returns the examples in `dataloader`; estimated from its batches if its dataset has no length."""
         return num_examples(dataloader, self.args.per_device_train_batch_size)
@@ -813,6 +786,7 @@ class Trainer:
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = evaluate_dataset(
             self,
+            self._mt_evaluation_parts(),
             make_loader(),  # an override may choose compute_metrics here
             make_loader,
             description="Evaluation",
@@ -836,6 +810,7 @@ class Trainer:
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = evaluate_dataset(
             self,
+            self._mt_evaluation_parts(),
             make_loader(),
             make_loader,
             description="Prediction",
@@ -858,7 +833,19 @@ class Trainer:
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         skipped = unread_tokens_skipped(self.model, skips_unread_tokens(self.args))
         with self._mt_precision.applied_to(self.model), skipped:
-            return run_evaluation(self, dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+            parts = self._mt_evaluation_parts()
+            return run_evaluation(self, parts, dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+
+    def _mt_evaluation_parts(self) -> EvaluationParts:
+        return EvaluationParts(
+            processes=self._mt_processes,
+            events=self._mt_events,
+            precision=self._mt_precision,
+            compat=self._mt_compat,
+            transfer=self._mt_transfer,
+            run=self._mt_run,
+            warned=self._mt_warned_of_metrics,
+        )
 
     def prediction_step(
         self,
@@ -911,7 +898,7 @@ class Trainer:
                 self.control.should_save = is_best
         if self.control.should_save:
             self._save_checkpoint(model, trial)
-            self._mt_checkpoints.fire_on_save()
+            CheckpointSaver(self).fire_on_save()
 
     @property
     def _globalstep_last_logged(self) -> int:
@@ -959,7 +946,7 @@ class Trainer:
         self.log(metrics)
         if self.args.load_best_model_at_end:
             self._load_best_model()
-        self._mt_checkpoints.keep_only_best()
+        self._mt_checkpoints.keep_only_best(self.state, self.args)
         self._mt_events.fire("on_train_end")
         self._finish_current_push()
         self._mt_checkpoints.require_saved()
@@ -974,9 +961,9 @@ class Trainer:
         so that all processes have to call it.
         """
         trainer_checks.check_has_model(self.model)
-        weights = self._mt_checkpoints.full_weights()
-        given = {} if weights is None else {"state_dict": weights}
-        self._save(self.args.output_dir if output_dir is None else output_dir, **given)
+        weights = self._mt_checkpoints.full_weights(self.model, keep=self.args.should_save)
+        options = {} if weights is None else {"state_dict": weights}
+        self._save(self.args.output_dir if output_dir is None else output_dir, **options)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -984,7 +971,8 @@ class Trainer:
         """Writes the files of `save_model`; with `state_dict`, those weights instead of the model's."""
         if self.args.should_save:
             folder = self.args.output_dir if output_dir is None else output_dir
-            writers.write_model_files(self.model, writers.processor_to_save(self), self.args, folder, state_dict)
+            processor = writers.processor_to_save(self.processing_class, self.data_collator)
+            writers.write_model_files(self.model, processor, self.args, folder, state_dict)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Loads a checkpoint's weights, or PEFT adapters, into `model`, by default the Trainer's."""
@@ -996,7 +984,7 @@ class Trainer:
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
-        self._mt_checkpoints.load_best()
+        self._mt_checkpoints.load_best(self.model, self.state, self._mt_processes)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
@@ -1007,28 +995,33 @@ class Trainer:
         self.store_flos()
         run_dir = self._get_output_dir(trial)
         if self._mt_run is None and os.path.abspath(run_dir) != self._mt_checkpoints.run_dir:  # saved by hand
-            self._mt_checkpoints = Checkpoints(self, run_dir)
-        self._mt_checkpoints.write()
+            self._mt_checkpoints = Checkpoints(run_dir)
+        CheckpointSaver(self).write()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Writes `optimizer.pt` and `scheduler.pt`."""
-        self._mt_checkpoints.save_states(output_dir, OPTIMIZER, SCHEDULER)
+        stateful = {OPTIMIZER: self.optimizer, SCHEDULER: self.lr_scheduler}
+        self._mt_checkpoints.write_stateful(stateful, output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Loads optimizer and schedule from a checkpoint, as far as it has them; nothing without one."""
-        self._mt_checkpoints.load_states(checkpoint, OPTIMIZER, SCHEDULER)
+        if checkpoint is not None:
+            loading.load_state_dicts({OPTIMIZER: self.optimizer, SCHEDULER: self.lr_scheduler}, checkpoint)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Writes `scaler.pt`, with float16 only."""
-        self._mt_checkpoints.save_states(output_dir, SCALER)
+        if (scaler := self._mt_precision.scaler) is not None:
+            self._mt_checkpoints.write_stateful({SCALER: scaler}, output_dir)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the gradient scaler of float16 from a checkpoint; nothing without one."""
-        self._mt_checkpoints.load_states(checkpoint, SCALER)
+        if (scaler := self._mt_precision.scaler) is not None and checkpoint is not None:
+            loading.load_state_dicts({SCALER: scaler}, checkpoint)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Writes the state of each process's random number generators."""
-        self._mt_checkpoints.save_rng(output_dir)
+        own = rng_state() if self._mt_run is None else self._mt_run.position.rng_state()
+        self._mt_checkpoints.write_rng(own, output_dir, self._mt_processes)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Sets the generators, if the checkpoint has their states. A run calls it only if it is overridden."""
@@ -1050,7 +1043,7 @@ class Trainer:
             use_mtime: ignored. Checkpoints of earlier runs are known, and the others are ordered by step.
             output_dir: default the run's folder.
         """
-        self._mt_checkpoints.rotate(output_dir)
+        self._mt_checkpoints.rotate(self.state, self.args, self._mt_run is not None, output_dir)
 
     # The hub
 
@@ -1200,8 +1193,9 @@ class Trainer:
         self.save_model(folder, _internal_call=True)
         if self.args.should_save:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
-            self._mt_savable_logs.save(self.state, os.path.join(folder, STATE))
-            self._mt_checkpoints.save_states(folder, OPTIMIZER, SCHEDULER)
+            self._mt_checkpoints.write_trainer_state(self.state, folder)
+            stateful = {OPTIMIZER: self.optimizer, SCHEDULER: self.lr_scheduler}
+            self._mt_checkpoints.write_stateful(stateful, folder)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Returns the folder for checkpoints: `args.output_dir`, or in a search a folder of the trial's own in it."""
@@ -1239,7 +1233,8 @@ class Trainer:
             seen = self.state.num_input_tokens_seen
             logs["num_input_tokens_seen"] = seen
             if start_time is not None:
-                logs.update(speed_metrics("train", start_time, num_tokens=seen - self._mt_tokens_before))
+                before = 0 if self._mt_run is None else self._mt_run.tokens_at_start
+                logs.update(speed_metrics("train", start_time, num_tokens=seen - before))
         self.state.log_history.append({**self._mt_savable_logs.of(logs), "step": self.state.global_step})
         self._mt_events.fire("on_log", logs=logs)
 

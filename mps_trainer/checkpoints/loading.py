@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -30,7 +30,15 @@ logger = logging.getLogger(__name__)
 
 OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 LOOP_STATE = "loop_state.json"  # the position in training, which the step number of a checkpoint does not contain
+POSITION = "position"  # no file: "loop" of its state dict goes to loop_state.json, "rng" to the files of random states
 EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None as long as whole batches fit
+
+
+class Stateful(Protocol):
+    """A part of a run that a checkpoint holds, such as an optimizer. torch's name for it."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
 # Weights
@@ -141,13 +149,13 @@ def without_progress_bars() -> Iterator[None]:
 # Optimizer, schedule and scaler
 
 
-def load_states(owners: Mapping[str, Any], folder: str) -> None:
-    """Loads the state of each object from the file of its name; warns if there is none.
+def load_state_dicts(stateful: Mapping[str, Stateful], folder: str) -> None:
+    """Loads each state dict from the file of its name; warns if there is none.
 
     Raises:
         MisconfigurationException: if a file is damaged or another run's.
     """
-    for name, owner in owners.items():
+    for name, owner in stateful.items():
         in_shards = name == OPTIMIZER and shards.has_shards(folder, shards.OPTIMIZER)
         path = os.path.join(folder, shards.REST if in_shards else name)
         if not is_there(path):

@@ -18,6 +18,7 @@ from .tensor_files import read_tensors
 
 logger = logging.getLogger(__name__)
 
+RNG = "rng_state.pth"  # the file of one process; of several, each has its own (see `rng_file`)
 # Entries beside the generators' states, which `loop.position.Position` saves; transformers ignores them.
 ORDER_SEED = "order_seed"  # the seed of the loader's order
 BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
@@ -56,6 +57,16 @@ def set_rng(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -
     for kind, module in _device_modules():
         if kind in state:
             _set_device_rng(module, state[kind])
+
+
+class RandomStatesOnly:
+    """Stands for the position of a run in a checkpoint that is saved by hand: it has random states only."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": rng_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        set_rng(state_dict["rng"])
 
 
 def _set_device_rng(module: Any, state: Any) -> None:
@@ -120,7 +131,12 @@ def _numpy_globals() -> list[Any]:
 
 def rng_file(rank: int, size: int) -> str:
     """Returns the name of the file of process `rank` of `size`."""
-    return "rng_state.pth" if size == 1 else f"rng_state_{rank}.pth"
+    return RNG if size == 1 else f"rng_state_{rank}.pth"
+
+
+def rng_of_processes(states: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the random states of all processes by the names of their files."""
+    return {rng_file(rank, len(states)): state for rank, state in enumerate(states)}
 
 
 def rng_files(checkpoint: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes the files of model and optimizer: by the Trainer's methods, from a copy in host memory, or in shards.
+"""Writes the files of a checkpoint: at once, from a copy in host memory, in shards, or by the Trainer's methods.
 
 Names and contents are transformers', so that either library resumes the checkpoints of the other.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 import os
 import pickle
@@ -20,22 +21,52 @@ from safetensors.torch import save_model
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
+from transformers.trainer_callback import TrainerState
 
 from ..arguments.sharding import SHARDED
 from ..devices.probes import physical_memory
+from ..distributed import Processes
 from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
+from ..evaluation.metrics import SavableLogs
 from ..training_args import TrainingArguments
 from ..utils.compiled import inside_compiled, uncompiled
 from ..utils.nested import map_plain_tensors, map_tensors, plain_tensors_in
 from . import shards
-from .loading import OPTIMIZER, SCHEDULER, without_progress_bars
+from .loading import OPTIMIZER, POSITION, SCHEDULER, Stateful, without_progress_bars
 from .manifest import WEIGHTS
-from .surface import SavingTrainer
+from .rng import RNG, rng_of_processes
+from .trainer_methods import TrainerMethods
 
 logger = logging.getLogger(__name__)
 
 _SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
+
+
+@dataclass(frozen=True)
+class Save:
+    """Holds what one checkpoint is made of.
+
+    Attributes:
+        state: the Trainer's state, which has the step.
+        model: saved with `args` and `processor`.
+        stateful: optimizer, schedule and scaler by the names of their files, and the position in training with its
+            random states as `POSITION`; empty to save the model only.
+        processes: those of the run.
+        methods: writes by the methods of the Trainer, where other code overrides them; else None.
+        in_run: False for a checkpoint that is saved by hand.
+        in_background: True to write a copy while training goes on.
+    """
+
+    state: TrainerState
+    model: Any
+    stateful: Mapping[str, Stateful]
+    args: TrainingArguments
+    processor: Any
+    processes: Processes
+    methods: TrainerMethods | None = None
+    in_run: bool = True
+    in_background: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,34 +76,30 @@ class Writer:
     Attributes:
         write_files: writes them, in one process.
         write_shards: writes the shards of this process before that; None where one process writes everything.
-        in_background: True if `write_files` reads copies only, so that training may continue meanwhile.
     """
 
     write_files: Callable[[str], None]
     write_shards: Callable[[str], None] | None = None
-    in_background: bool = False
 
 
-def writer_for(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
-    """Returns the writer of the Trainer's next checkpoint: in shards, in the background, or by its methods.
+def writer_for(save: Save, gathered: Mapping[str, Any]) -> Writer:
+    """Returns the writer of a checkpoint.
 
     Args:
-        states: optimizer, schedule, scaler and generators by the names of their files; empty to write the model only.
+        gathered: what all processes have a part of; see `Checkpoints`.
     """
-    if writes_shards(trainer.model, trainer.args):
-        return shard_writer(trainer, states)
-    if _may_write_in_background(trainer):
-        return background_writer(trainer, states)
+    if writes_shards(save.model, save.args):
+        return shard_writer(save, gathered)
+    if save.methods is not None:
+        return Writer(save.methods.write_files)
+    if save.in_background:
+        return background_writer(save, gathered)
 
-    def write_by_methods(folder: str) -> None:
-        trainer.save_model(folder, _internal_call=True)
-        os.makedirs(folder, exist_ok=True)  # an override may remove a folder that it does not know
-        if not trainer.args.save_only_model:
-            trainer._save_optimizer_and_scheduler(folder)
-            trainer._save_scaler(folder)
-            trainer._save_rng_state(folder)
+    def write(folder: str) -> None:
+        write_model_files(save.model, save.processor, save.args, folder, gathered.get(WEIGHTS))
+        write_state_dicts(state_dicts(save.stateful, gathered), folder)
 
-    return Writer(write_by_methods)
+    return Writer(write)
 
 
 def writes_shards(model: nn.Module, args: TrainingArguments) -> bool:
@@ -81,59 +108,51 @@ def writes_shards(model: nn.Module, args: TrainingArguments) -> bool:
     return is_sharded(model) and config.get("state_dict_type") == SHARDED
 
 
-def shard_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
+def shard_writer(save: Save, gathered: Mapping[str, Any]) -> Writer:
     """Returns the writer of a checkpoint in which each process writes its shards of weights and optimizer."""
-    model, optimizer = trainer.model, states.get(OPTIMIZER)
+    optimizer: Any = save.stateful.get(OPTIMIZER)
 
     def write(folder: str) -> None:
-        write_files_without_weights(model, processor_to_save(trainer), trainer.args, folder)
-        if optimizer is not None:
-            rest = shards.tensors_and_rest(optimizer)[1]  # equal in all processes
-            torch.save(rest, os.path.join(folder, shards.REST))
-            write_states({SCHEDULER: states[SCHEDULER]}, folder)
-            trainer._save_scaler(folder)
-            trainer._save_rng_state(folder)
+        write_files_without_weights(save.model, save.processor, save.args, folder)
+        if optimizer is None:
+            return
+        rest = shards.tensors_and_rest(optimizer)[1]  # equal in all processes
+        torch.save(rest, os.path.join(folder, shards.REST))
+        if save.methods is None:
+            others = {name: each for name, each in save.stateful.items() if name != OPTIMIZER}
+            write_state_dicts(state_dicts(others, gathered), folder)
+        else:
+            write_state_dicts({SCHEDULER: save.stateful[SCHEDULER].state_dict()}, folder)
+            save.methods.write_scaler_and_rng(folder)
 
-    group = trainer._mt_processes.group
-    return Writer(write, lambda folder: shards.save_parts(folder, model, optimizer, group))
+    return Writer(write, lambda folder: shards.save_parts(folder, save.model, optimizer, save.processes.group))
 
 
-def background_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
-    """Copies weights and `states`, and returns the writer of the copies. Training waits for the copy only."""
-    model, args, processor = trainer.model, copy.copy(trainer.args), processor_to_save(trainer)
+def background_writer(save: Save, gathered: Mapping[str, Any]) -> Writer:
+    """Copies what `save` holds, and returns the writer of the copies. Training waits for the copy only."""
+    model, args, processor = save.model, copy.copy(save.args), save.processor
     with uncompiled(model) as inner:
         weights = inner.state_dict()
-    weights, copied = on_host((weights, {name: _state_of(owner) for name, owner in states.items()}))
+    dicts = state_dicts(save.stateful, gathered)
+    # later steps change only the tensors of an optimizer's state dict, and these are copied to the host
+    dicts = {name: each if name == OPTIMIZER else copy.deepcopy(each) for name, each in dicts.items()}
+    weights, dicts = on_host((weights, dicts))
 
     def write(folder: str) -> None:
         write_model_files(model, processor, args, folder, weights)
-        write_states(copied, folder)
+        write_state_dicts(dicts, folder)
 
-    return Writer(write, in_background=True)
-
-
-def _state_of(owner: Any) -> Any:
-    """Returns the state of `owner`. Later steps change only its tensors."""
-    if isinstance(owner, dict):
-        return owner
-    return owner.state_dict() if isinstance(owner, torch.optim.Optimizer) else copy.deepcopy(owner.state_dict())
+    return Writer(write)
 
 
-def _may_write_in_background(trainer: SavingTrainer) -> bool:
-    """Returns True if a checkpoint can be written in the background from a copy.
+def can_write_copy(model: nn.Module, optimizer: Any, args: TrainingArguments) -> bool:
+    """Returns True if a checkpoint can be written from a copy.
 
-    It cannot where a checkpoint is saved by hand or gathered from all processes, where the user's code takes part in
-    writing it or expects it to be there at on_save, nor where a second copy of model and optimizer would crowd the
-    machine's memory.
+    It cannot if it is gathered from all processes or written by code of the user's, nor if a second copy of model and
+    optimizer would crowd the machine's memory.
     """
-    args, inner, optimizer = trainer.args, inside_compiled(trainer.model), trainer.optimizer
-    if trainer._mt_run is None or not args.save_async or args.save_on_each_node or args.fsdp:
-        return False
-    compat, events = trainer._mt_compat, trainer._mt_events
-    if compat.writes_checkpoints or events.has_listener("on_save"):
-        return False
-    # an upload begins when the checkpoint is complete, which may be a step later
-    if args.push_to_hub and (compat.uploads_checkpoints or events.has_listener("on_push_begin")):
+    inner = inside_compiled(model)
+    if not args.save_async or args.save_on_each_node or args.fsdp:
         return False
     special = hasattr(inner, "peft_config") or getattr(inner, "quantization_method", None) is not None
     if special or not isinstance(optimizer, torch.optim.Optimizer):
@@ -217,12 +236,12 @@ def write_model_files(
 
 def _write_weights_and_config(inner: Any, folder: str, state_dict: dict[str, Any] | None) -> None:
     if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
-        given = {} if state_dict is None else {"state_dict": state_dict}
+        options = {} if state_dict is None else {"state_dict": state_dict}
         # transformers writes in the first process only, and with save_on_each_node the first one of each machine does
         inner.should_save_on_this_rank = lambda is_main_process: is_main_process
         try:
             with without_progress_bars():
-                inner.save_pretrained(folder, **given)
+                inner.save_pretrained(folder, **options)
         finally:
             vars(inner).pop("should_save_on_this_rank", None)  # a callback may save beside the thread that does
     else:
@@ -265,10 +284,9 @@ def write_files_without_weights(model: Any, processing_class: Any, args: Trainin
     _write_processor_and_args(processing_class, args, folder)
 
 
-def processor_to_save(trainer: Any) -> Any:
+def processor_to_save(processing_class: Any, data_collator: Any) -> Any:
     """Returns the tokenizer or processor that goes with the model, or None."""
-    given = trainer.processing_class
-    return getattr(trainer.data_collator, "tokenizer", None) if given is None else given
+    return getattr(data_collator, "tokenizer", None) if processing_class is None else processing_class
 
 
 def _write_processor_and_args(processing_class: Any, args: TrainingArguments, folder: str) -> None:
@@ -285,7 +303,42 @@ def _write_processor_and_args(processing_class: Any, args: TrainingArguments, fo
             os.remove(path)
 
 
-def write_states(states: Mapping[str, Any], folder: str) -> None:
-    """Writes each state, or the state_dict() of each object, to the file of its name."""
-    for name, owner in states.items():
-        torch.save(owner if isinstance(owner, dict) else owner.state_dict(), os.path.join(folder, name))
+# The other files
+
+
+def state_dicts(stateful: Mapping[str, Stateful], gathered: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the contents of a checkpoint's files for torch.save, by their names.
+
+    Args:
+        gathered: what all processes have a part of.
+    """
+    own = {name: each for name, each in stateful.items() if name != POSITION}
+    found = {name: gathered[name] if name in gathered else each.state_dict() for name, each in own.items()}
+    return {**found, **rng_of_processes(gathered.get(RNG, []))}
+
+
+def write_state_dicts(dicts: Mapping[str, Any], folder: str) -> None:
+    """Writes each state dict to the file of its name."""
+    for name, content in dicts.items():
+        path = os.path.join(folder, name)
+        if name.endswith(".json"):
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=2)
+        else:
+            torch.save(content, path)
+
+
+def write_trainer_state(state: TrainerState, path: str, savable_logs: SavableLogs) -> None:
+    """Writes `state` without log entries that JSON cannot hold.
+
+    Raises:
+        OSError: if the disk does not take it.
+    """
+    try:
+        state.save_to_json(path)
+    except OSError:
+        raise
+    except Exception:  # an object that is copied first may raise any
+        savable = copy.copy(state)
+        savable.log_history = [savable_logs.of(entry) for entry in state.log_history]
+        savable.save_to_json(path)

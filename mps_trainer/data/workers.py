@@ -58,15 +58,16 @@ class WorkerInit:
         _DatasetKind.create_fetcher = staticmethod(seed_and_make)  # type: ignore[method-assign]
 
 
-def close_workers(loader: Any) -> None:
-    """Ends the worker processes that a loader with `persistent_workers` keeps; a later pass starts others.
+def close_workers(*loaders: Any) -> None:
+    """Ends the worker processes that loaders with `persistent_workers` keep; a later pass starts others.
 
     Left to garbage collection they take up to 5 s each, because the queues that tell them to end may be gone first.
     """
-    iterator = getattr(loader, "_iterator", None)
-    if isinstance(iterator, _MultiProcessingDataLoaderIter):
-        loader._iterator = None
-        end_pass(iterator)
+    for loader in loaders:
+        iterator = getattr(loader, "_iterator", None)
+        if isinstance(iterator, _MultiProcessingDataLoaderIter):
+            loader._iterator = None
+            end_pass(iterator)
 
 
 def end_pass(iterator: Any) -> None:

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,16 +16,19 @@ from torch import nn
 from transformers.trainer_utils import EvalLoopOutput, speed_metrics
 
 from ..callbacks import close_display
+from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
+from ..compat import Compat
 from ..data.batch_checks import BatchCheck
 from ..data.epoch_loader import host_batches, read_alike
 from ..data.missing_columns import explain_missing_columns
 from ..data.order import distributed_sampler, is_distributed, is_padding
 from ..data.transfer import BatchTransfer
+from ..data.workers import close_workers
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
 from ..guards.memory import free_unused
-from ..guards.memory_errors import DeviceOutOfMemoryError, explained
+from ..guards.memory_errors import DescribedTrainer, DeviceOutOfMemoryError, explained
 from ..model import quantized
 from ..model.introspection import base_model, main_input_name
 from ..model.number_formats import explain_format
@@ -39,8 +43,11 @@ from .predictions import Predictions, mean_loss
 logger = logging.getLogger(__name__)
 
 
-class EvaluatedTrainer(MeasuredTrainer, Protocol):
-    """Names what an evaluation uses of a Trainer, looked up at each use so that overrides are honoured."""
+class EvaluatedTrainer(MeasuredTrainer, DescribedTrainer, Protocol):
+    """Names what an evaluation uses of a Trainer, in transformers' names.
+
+    Each is looked up when it is used, so that overrides and what scripts set are honoured.
+    """
 
     model_wrapped: nn.Module
     eval_dataset: Any
@@ -53,21 +60,45 @@ class EvaluatedTrainer(MeasuredTrainer, Protocol):
     is_in_train: bool
     is_fsdp_enabled: bool
     _eval_dataloaders: dict[str, Any]
-    _mt_precision: MixedPrecision
-    _mt_processes: Processes
-    _mt_run: Any
-    _mt_transfer: BatchTransfer
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]: ...
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput: ...
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any: ...
     def _prepare_input(self, data: Any) -> Any: ...
     def _wrap_model(self, model: Any, training: bool = True) -> nn.Module: ...
-    def _mt_close_workers(self, *loaders: Any) -> None: ...
+
+
+class RunUnderWay(Protocol):
+    """Names what an evaluation within a run tells it."""
+
+    @property
+    def preemption(self) -> Any: ...  # the loop's PreemptionHandler
+    def note_progress(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EvaluationParts:
+    """The parts of a Trainer that an evaluation works with.
+
+    Args:
+        compat: the overridden methods.
+        transfer: moves batches to the device.
+        run: the training run that the evaluation is a part of, or None.
+        warned: the warnings about `compute_metrics` that this Trainer has given.
+    """
+
+    processes: Processes
+    events: Events
+    precision: MixedPrecision
+    compat: Compat
+    transfer: BatchTransfer
+    run: RunUnderWay | None
+    warned: set[str]
 
 
 def run_evaluation(
     trainer: EvaluatedTrainer,
+    parts: EvaluationParts,
     loader: Any,
     description: str,
     loss_only: bool,
@@ -75,8 +106,8 @@ def run_evaluation(
     prefix: str,
 ) -> EvalLoopOutput:
     """Returns predictions, labels and metrics for all batches of `loader`, of all processes, without gradients."""
-    args, processes, preprocess = trainer.args, trainer._mt_processes, trainer.preprocess_logits_for_metrics
-    model = _model_in_eval_mode(trainer)
+    args, processes, preprocess = trainer.args, parts.processes, trainer.preprocess_logits_for_metrics
+    model = _model_in_eval_mode(trainer, parts)
     trainer.callback_handler.eval_dataloader = loader
     logger.info("***** Running %s *****", description)
     logger.info("  Batch size = %d", args.eval_batch_size)
@@ -84,15 +115,22 @@ def run_evaluation(
     read_alike(loader, processes)
     by_batch = args.batch_eval_metrics and not is_shared
     kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
-    metrics_of = MetricCalls(trainer, loss_only, needs_labels=description != "Prediction")
+    metrics_of = MetricCalls(
+        trainer,
+        parts.events,
+        parts.warned,
+        loss_only=loss_only,
+        needs_labels=description != "Prediction",
+        is_overridden=parts.compat.predicts,
+    )
     results: Any = {}
     seen = 0
     is_even = distributed_sampler(loader) is not None  # then all processes have as many batches
     is_uneven = trainer.is_fsdp_enabled and not is_even  # each pass of a sharded model waits for all processes
     check, in_order = BatchCheck(base_model(model)), is_sequential(loader) and not is_shared
     batches = with_last(host_batches(loader))
-    is_seen = trainer._mt_compat.evaluation_sees_batches or (by_batch and "inputs" in args.include_for_metrics)
-    move = trainer._mt_transfer.before_other_code(is_seen)
+    is_seen = parts.compat.evaluation_sees_batches or (by_batch and "inputs" in args.include_for_metrics)
+    move = parts.transfer.before_other_code(is_seen)
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
 
     def name_row(row: int) -> str:
@@ -122,10 +160,10 @@ def run_evaluation(
                     else:
                         main_input = trainer._prepare_input(inputs[main_input_name(trainer.model)])
                 kept.add(loss, size, logits, labels, main_input)
-                trainer._mt_events.fire("on_prediction_step")
-            if trainer._mt_run is not None:
-                trainer._mt_run.note_progress()
-                trainer._mt_run.preemption.leave_evaluation_if_asked(is_even or is_uneven)
+                parts.events.fire("on_prediction_step")
+            if parts.run is not None:
+                parts.run.note_progress()
+                parts.run.preemption.leave_evaluation_if_asked(is_even or is_uneven)
             if counts and by_batch and logits is not None and labels is not None:
                 losses = None if loss is None else loss.repeat(size)
                 results = metrics_of(losses, logits, labels, inputs, compute_result=is_last)
@@ -140,7 +178,7 @@ def run_evaluation(
     if not args.batch_eval_metrics:
         results = metrics_of(losses, predictions, labels, inputs)
     metrics_of.warn_if_never_called()
-    if (report := trainer._mt_events.report) is not None and description == "Evaluation":
+    if (report := parts.events.report) is not None and description == "Evaluation":
         dataset = None if order is None and not is_sequential(loader) else loader.dataset
         report.predicted(predictions, labels, dataset, trainer.model, trainer.processing_class)
     loss = mean_loss(losses, args.logging_nan_inf_filter)
@@ -148,17 +186,17 @@ def run_evaluation(
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=metrics, num_samples=seen)
 
 
-def _model_in_eval_mode(trainer: EvaluatedTrainer) -> nn.Module:
+def _model_in_eval_mode(trainer: EvaluatedTrainer, parts: EvaluationParts) -> nn.Module:
     """Returns the model in eval mode, in the number format of the arguments if no run trains it.
 
     Measures its preparation on first use.
     """
     begun, args = time.time(), trainer.args
     model = trainer._wrap_model(trainer.model, training=False)
-    if not trainer._mt_processes.is_distributed:  # a replica, which is for training, stays what wraps the model
+    if not parts.processes.is_distributed:  # a replica, which is for training, stays what wraps the model
         trainer.model_wrapped = model
-    if not trainer._mt_precision.has_model:
-        trainer._mt_precision.prepare(model, place=trainer.place_model_on_device)
+    if not parts.precision.has_model:
+        parts.precision.prepare(model, place=trainer.place_model_on_device)
         trainer.model_preparation_time = round(time.time() - begun, 4)
     if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
         model = quantized.move(model, args.device, torch.float16 if args.fp16_full_eval else torch.bfloat16)
@@ -185,7 +223,7 @@ def evaluate_each(
 
 
 def evaluate_dataset(
-    trainer: EvaluatedTrainer, loader: Any, make_loader: Callable[[], Any], **settings: Any
+    trainer: EvaluatedTrainer, parts: EvaluationParts, loader: Any, make_loader: Callable[[], Any], **settings: Any
 ) -> EvalLoopOutput:
     """Returns the output of the Trainer's `evaluation_loop` with speed metrics.
 
@@ -201,7 +239,7 @@ def evaluate_dataset(
         if args.auto_find_batch_size:
             before = rng_state()  # a loader draws
         try:
-            precision = trainer._mt_precision.applied_to(trainer.model)  # an override of evaluation_loop needs it
+            precision = parts.precision.applied_to(trainer.model)  # an override of evaluation_loop needs it
             with absent_named(doing), explained(trainer, doing), precision:
                 output = trainer.evaluation_loop(loader, **settings)
             break
@@ -210,16 +248,16 @@ def evaluate_dataset(
             close_display(trainer.callback_handler.callbacks, of_evaluation=True)
             if not isinstance(error, DeviceOutOfMemoryError):
                 raise
-            trainer._mt_close_workers(loader)
+            close_workers(loader, *trainer._eval_dataloaders.values())
             # compute_metrics already has metrics of single batches, and would count some twice
             if before is None or args.eval_batch_size == 1 or args.batch_eval_metrics:
                 raise
         finally:
             if not trainer.is_in_train:
-                trainer._mt_close_workers(loader)
+                close_workers(loader, *trainer._eval_dataloaders.values())
         size = args.per_device_eval_batch_size = -(-args.eval_batch_size // 2)
         logger.warning("Memory ran out in an evaluation: starting again with batches of %d examples.", size)
-        trainer._mt_events.note(
+        parts.events.note(
             "warning", f"Memory ran out in an evaluation. From here on its batches have {size} examples."
         )
         free_unused(args.device)

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from transformers.trainer_utils import EvalPrediction
 
 from ..callbacks.events import Events
-from ..compat import Compat
 from ..model.introspection import base_model
 from ..training_args import TrainingArguments
 from .predictions import has_loss
@@ -18,30 +17,38 @@ logger = logging.getLogger(__name__)
 
 
 class MeasuredTrainer(Protocol):
-    """Lists the attributes of a Trainer that calls of `compute_metrics` use."""
+    """Lists the attributes of a Trainer that calls of `compute_metrics` use, in transformers' names."""
 
     args: TrainingArguments
     model: Any
     compute_metrics: Any
     label_names: list[str]
     can_return_loss: bool
-    _mt_compat: Compat
-    _mt_warned_of_metrics: set[str]
-
-    @property
-    def _mt_events(self) -> Events: ...
 
 
 class MetricCalls:
     """Calls `compute_metrics` in one evaluation or prediction.
 
     Args:
+        events: its report has the warnings, too.
+        warned: the warnings that earlier evaluations of this Trainer gave; new ones are added.
         loss_only: True if the evaluation computes no predictions.
         needs_labels: False for a prediction, whose rows may have no labels.
+        is_overridden: True if a method of a subclass evaluates the batches.
     """
 
-    def __init__(self, trainer: MeasuredTrainer, loss_only: bool, needs_labels: bool) -> None:
-        self._trainer, self._loss_only, self._needs_labels = trainer, loss_only, needs_labels
+    def __init__(
+        self,
+        trainer: MeasuredTrainer,
+        events: Events,
+        warned: set[str],
+        *,
+        loss_only: bool,
+        needs_labels: bool,
+        is_overridden: bool,
+    ) -> None:
+        self._trainer, self._events, self._warned = trainer, events, warned
+        self._loss_only, self._needs_labels, self._is_overridden = loss_only, needs_labels, is_overridden
         self._was_called = self._has_batch = False
         self._cause = "the evaluation had no batch. Give it a dataset with rows" if needs_labels else None
 
@@ -82,10 +89,10 @@ class MetricCalls:
 
     def _warn(self, text: str) -> None:
         """Warns once for each Trainer and cause, also in the report."""
-        if text not in self._trainer._mt_warned_of_metrics:
-            self._trainer._mt_warned_of_metrics.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             logger.warning("%s", text)
-            self._trainer._mt_events.note("warning", text)
+            self._events.note("warning", text)
 
     def _missing(self, inputs: Any, outputs: Any, logits: Any, labels: Any) -> str | None:
         trainer = self._trainer
@@ -98,7 +105,7 @@ class MetricCalls:
         if outputs is not None and logits is None:
             return "preprocess_logits_for_metrics returned None. Let it return what compute_metrics needs"
         lacks = "predictions" if outputs is None else "labels"
-        if trainer._mt_compat.predicts:
+        if self._is_overridden:
             kind = type(trainer).__name__
             return (
                 f"{kind}.prediction_step returned no {lacks}. Let it return the loss, the predictions and the labels"

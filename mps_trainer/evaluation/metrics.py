@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..utils.text import shown
-
-if TYPE_CHECKING:
-    from transformers.trainer_callback import TrainerState
 
 logger = logging.getLogger(__name__)
 _LARGEST = 1e300  # an int of Python has no bound, and float() has
@@ -109,21 +105,6 @@ class SavableLogs:
             "cannot be compared and counts as nan. Name a metric that is a number",
         )
         return float("nan")
-
-    def save(self, state: TrainerState, path: str) -> None:
-        """Writes `state` without log entries that JSON cannot hold.
-
-        Raises:
-            OSError: if the disk does not take it.
-        """
-        try:
-            state.save_to_json(path)
-        except OSError:
-            raise
-        except Exception:  # an object that is copied first may raise any
-            savable = copy.copy(state)
-            savable.log_history = [self.of(entry) for entry in state.log_history]
-            savable.save_to_json(path)
 
     def _warn(self, name: str, value: Any, consequence: str) -> None:
         if name not in self._named:

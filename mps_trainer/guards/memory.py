@@ -85,33 +85,41 @@ _TIMES = 1.3
 _WORTHWHILE = 1 / 16  # smaller shares of the recommended maximum do not matter
 
 
-class MemoryGuard:
-    """Sets the memory limit of a run on mps, and releases torch's cache when it outgrows the tensors.
+def limit_memory(device: torch.device, fraction: float | None = None) -> None:
+    """Sets the memory limit of this process on mps, past which an allocation fails.
 
     Args:
         device: an mps device.
-        fraction: fraction of the maximum that Metal recommends; past it an allocation fails. None for 1.0; 0 for no
-            limit. PYTORCH_MPS_HIGH_WATERMARK_RATIO in the environment overrides it.
+        fraction: fraction of the maximum that Metal recommends. None for 1.0; 0 for no limit.
+            PYTORCH_MPS_HIGH_WATERMARK_RATIO in the environment overrides it.
+    """
+    if HIGH in os.environ:
+        if fraction is not None:
+            logger.warning(
+                "memory_fraction=%s has no effect: %s=%s is set and overrides it.",
+                *(fraction, HIGH, os.environ[HIGH]),
+            )
+        return
+    fraction = float(memory_limit(fraction))
+    torch.mps.set_per_process_memory_fraction(fraction)
+    recommended = torch.mps.recommended_max_memory()
+    logger.info(
+        "Memory guard: an allocation on mps fails past %s (memory_fraction=%s).",
+        *(format_bytes(fraction * recommended) if fraction else "no limit", fraction),
+    )
+
+
+class CacheGuard:
+    """Releases torch's cache on mps when it outgrows the tensors.
+
+    Args:
+        device: an mps device.
     """
 
-    def __init__(self, device: torch.device, fraction: float | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self._left = 0  # bytes that could not be released the last time
-        recommended = torch.mps.recommended_max_memory()
-        self._worthwhile = recommended * _WORTHWHILE
-        if HIGH in os.environ:
-            if fraction is not None:
-                logger.warning(
-                    "memory_fraction=%s has no effect: %s=%s is set and overrides it.",
-                    *(fraction, HIGH, os.environ[HIGH]),
-                )
-            return
-        fraction = float(memory_limit(fraction))
-        torch.mps.set_per_process_memory_fraction(fraction)
-        logger.info(
-            "Memory guard: an allocation on mps fails past %s (memory_fraction=%s).",
-            *(format_bytes(fraction * recommended) if fraction else "no limit", fraction),
-        )
+        self._worthwhile = torch.mps.recommended_max_memory() * _WORTHWHILE
 
     def maybe_release(self) -> None:
         """Releases unused memory if there is too much. Call it now and then, not at each step."""
@@ -148,7 +156,3 @@ def release_buffers(device: torch.device) -> None:
 def free_unused(device: torch.device) -> None:
     """Releases memory without tensors to the system, on mps with all compiled graphs."""
     ACCELERATORS[device.type].teardown()
-
-
-def make_guard(args: Any) -> MemoryGuard | None:
-    return MemoryGuard(args.device, args.memory_fraction) if args.memory_guard and args.device.type == "mps" else None

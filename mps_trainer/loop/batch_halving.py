@@ -121,17 +121,19 @@ class MicrobatchSplitter:
 
     def _split(self, batches: list[Any]) -> tuple[list[Any], Sequence[SupportsFloat | None]]:
         """Returns the microbatches of an update and the divisor for the loss of each."""
-        of_batches, most = self.loss.divisors(batches), self.position.examples_at_a_time
-        if most is None:
+        of_batches, max_examples = self.loss.divisors(batches), self.position.examples_at_a_time
+        if max_examples is None:
             return batches, of_batches
         microbatches: list[Any] = []
         divisors: list[SupportsFloat | None] = []
         for number, (batch, divisor) in enumerate(zip(batches, of_batches, strict=True)):
             try:
-                several = self._parts(number, batch, most)
+                several = self._parts(number, batch, max_examples)
             except UnsplittableBatchError as reason:
                 if not self._has_warned:
-                    logger.warning("A batch of %d examples or more stays whole, and others like it: %s", most, reason)
+                    logger.warning(
+                        "A batch of %d examples or more stays whole, and others like it: %s", max_examples, reason
+                    )
                 several, self._has_warned = [batch], True
             microbatches += several
             divisors += [divisor] if len(several) == 1 else self._divided(divisor, several)
@@ -142,25 +144,25 @@ class MicrobatchSplitter:
                 return batches, of_batches
         return microbatches, divisors
 
-    def _parts(self, number: int, batch: Any, most: int) -> list[Any]:
+    def _parts(self, number: int, batch: Any, max_examples: int) -> list[Any]:
         """Splits the batch of this number, or loads its examples again in smaller batches."""
         rows = self.history.rows_of_batch(number) if self._loads_again else None
         if rows is None or len(rows) < 2:  # a dataset may have whole batches as rows
-            return self._cut(batch, most)
+            return self._cut(batch, max_examples)
         try:
             if examples_in(batch) == len(rows):
-                return self._cut(batch, most)
+                return self._cut(batch, max_examples)
         except UnsplittableBatchError:
             pass
-        if len(rows) <= most:
+        if len(rows) <= max_examples:
             return [batch]
-        parts = load_in_parts(self.history.loader, rows, most)
+        parts = load_in_parts(self.history.loader, rows, max_examples)
         (items,), of_parts = self.loss.counter.each([batch]), self.loss.counter.each(parts)
         if items is not None and items != sum(count or 0 for count in of_parts):
             raise UnsplittableBatchError("it has other labels when its examples are loaded again in smaller batches")
         return [self.move_loaded(part) for part in parts]
 
-    def _cut(self, batch: Any, most: int) -> list[Any]:
+    def _cut(self, batch: Any, max_examples: int) -> list[Any]:
         """Returns `split_batch`, if the rows of the run's batches are examples.
 
         TRL's trainers on preferences put the rejected answers below the chosen ones: half the rows would be the wrong
@@ -172,7 +174,7 @@ class MicrobatchSplitter:
             raise UnsplittableBatchError(
                 "the batches of this run have more rows than examples, as TRL's pairs of answers do"
             )
-        return self.trainer.split_batch(batch, most)
+        return self.trainer.split_batch(batch, max_examples)
 
     def _divided(self, divisor: SupportsFloat | None, microbatches: list[Any]) -> list[float | None]:
         """Returns the divisors for the losses of the microbatches of a batch whose loss has `divisor`."""
@@ -193,28 +195,28 @@ class MicrobatchSplitter:
         Raises `error` if they cannot be halved.
         """
         largest = max(self._examples_in(number, each) for number, each in enumerate(batches))
-        size = most = self.position.examples_at_a_time or max(largest, self.batch_size)
+        size = max_examples = self.position.examples_at_a_time or max(largest, self.batch_size)
         count = before
         while count <= before:  # the last batch of an epoch may be smaller than half of the others
-            if most == 1:
+            if max_examples == 1:
                 raise NothingLeftToSplitError("it has one example") from error
-            most = -(-most // 2)
+            max_examples = -(-max_examples // 2)
             try:
-                count = sum(len(self._parts(number, each, most)) for number, each in enumerate(batches))
+                count = sum(len(self._parts(number, each, max_examples)) for number, each in enumerate(batches))
             except UnsplittableBatchError as reason:
                 raise NothingLeftToSplitError(str(reason)) from error
-        self.position.examples_at_a_time = self.trainer.state.train_batch_size = most
+        self.position.examples_at_a_time = self.trainer.state.train_batch_size = max_examples
         logger.warning(
             "Memory ran out in step %d with batches of %d examples. From this step on batches have %d examples, and "
             "more of them are accumulated: each update still has the same examples, and no example is trained on "
             "twice.",
             step,
             min(largest, size) if largest > 1 else size,
-            most,
+            max_examples,
         )
         if self.trainer._mt_supervised is not None:
-            self.trainer._mt_supervised.note(self.trainer.state.global_step, most)
-        note = f"Memory ran out. From here on training batches have {most} examples."
+            self.trainer._mt_supervised.note(self.trainer.state.global_step, max_examples)
+        note = f"Memory ran out. From here on training batches have {max_examples} examples."
         self.trainer._mt_events.note("warning", note)
 
     def _examples_in(self, number: int, batch: Any) -> int:
@@ -249,7 +251,7 @@ def initial_batch_sizes(
     transformers' Trainer makes the loader's batches smaller instead, and goes on so.
 
     Args:
-        limit: most examples at a time, after a restart because of memory.
+        limit: the most examples at a time, after a restart because of memory.
     """
     asked = args.train_batch_size
     if resume_from is None or (limit is None and not args.auto_find_batch_size):

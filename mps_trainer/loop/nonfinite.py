@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..callbacks.events import Events
+from ..checkpoints.saver import CheckpointSaver
 from ..data.faults import naming, rows_of_batches
 from ..distributed.sharded import local
 from ..errors import NonFiniteLossError
@@ -149,19 +150,19 @@ class StopOnNan:
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
         """Returns the folder to resume from and a sentence about it."""
-        checkpoints = self.trainer._mt_checkpoints
+        checkpoints, saver = self.trainer._mt_checkpoints, CheckpointSaver(self.trainer)
         parameters = [local(each) for each in self.gradients.parameters if each.is_floating_point()]  # own shards
         is_damaged = not all(bool(torch.isfinite(each).all()) for each in parameters)
         if self.trainer._mt_processes.all_reduce_max([is_damaged])[0]:
             # saved now, they could push out a checkpoint that is worth more
-            checkpoints.wait()
+            saver.wait()
             why = f"The weights after step {step} are not finite either, so they were not saved."
             return checkpoints.newest(), why
-        checkpoints.save()
+        saver.save()
         if not self.trainer.args.should_save:
             return None, "The main process has saved a checkpoint of the previous step."
-        checkpoints.wait()
-        folder = checkpoints.folder()
+        saver.wait()
+        folder = checkpoints.folder(step)
         if not os.path.isdir(folder):
             return None, "No checkpoint is left."
         return folder, f"{folder} holds the state before this step."

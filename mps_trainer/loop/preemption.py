@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from ..checkpoints.saver import CheckpointSaver
 from ..devices.launchers import MLX_RANK, SLURM_TASKS
 from ..guards.signals import SignalHandler, how_to_go_on
 from ..launching.settings import COMMAND
@@ -120,8 +121,9 @@ class PreemptionHandler:
             position.postponed = ["evaluate", *(["save"] if control.should_save else [])]
         if control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps:
             position.postponed.append("stop")  # a callback had ended the run before
-        self.trainer._mt_checkpoints.save()
-        self.trainer._mt_checkpoints.wait()
+        saver = CheckpointSaver(self.trainer)
+        saver.save()
+        saver.wait()
         self.signals.end(self._message())
 
     def end_if_signalled(self, log: Callable[[Any, float | None], None]) -> None:
@@ -132,7 +134,8 @@ class PreemptionHandler:
         self.signals.agree()
         if self.signals.signum is None:
             return
-        state, is_saved = self.trainer.state, self.trainer._mt_checkpoints.is_saved()
+        state, processes = self.trainer.state, self.trainer._mt_processes
+        is_saved = self.trainer._mt_checkpoints.is_saved(state.global_step, processes)
         has_best = self.trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
         if not is_saved and not has_best:
             self.save_and_end(log)
@@ -160,7 +163,7 @@ class PreemptionHandler:
         machines = self.trainer._mt_processes.gather(self.trainer.args.local_process_index).count(0)
         if (unsaved := self.trainer._mt_checkpoints.unsaved) is not None:
             return f"Stopped after step {step}, but {unsaved}"
-        folder = self.trainer._mt_checkpoints.folder()
+        folder = self.trainer._mt_checkpoints.folder(step)
         argv = list(sys.argv) if self._takes_flags else []
         if argv and (words := _command(argv[0])):
             argv[0] = words[-1]  # a module's name, where sys.argv has its file

@@ -16,6 +16,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 from ..callbacks.overview import announce
 from ..checkpoints.loading import read_position
 from ..checkpoints.rng import read_rng
+from ..checkpoints.saver import CheckpointSaver
 from ..checkpoints.writers import check_extra_states
 from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..data.batch_checks import BatchCheck
@@ -26,6 +27,7 @@ from ..data.order import distributed_sampler
 from ..data.plan import StepPlan
 from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
+from ..guards.memory import CacheGuard
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.adamw import AdamW
@@ -95,7 +97,8 @@ class TrainingRun:
         )
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
-        trainer._mt_checkpoints.find_stale(resume_from)
+        self.saver = CheckpointSaver(trainer)
+        trainer._mt_checkpoints.find_stale(resume_from, trainer.state.global_step)
         if args.save_strategy != "no" and not compat.writes_checkpoints:
             check_extra_states(unwrapped)
         if args.save_strategy == "no" or not args.save_async:
@@ -136,6 +139,8 @@ class TrainingRun:
         self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
         self.history = BatchHistory(self.loader, not compat.loads_batches)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
+        guards_cache = args.memory_guard and args.device.type == "mps"
+        self.cache_guard = CacheGuard(args.device) if guards_cache else None
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
         self.splitter, self.stop_on_nan = None, None
         if splits_batches:
@@ -155,7 +160,7 @@ class TrainingRun:
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(trainer, self.rollback, self.gradients, self.nonfinite)
         trainer._mt_run = self
-        trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
+        self.tokens_at_start = trainer.state.num_input_tokens_seen
 
     # The start
 
@@ -172,15 +177,17 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
 
-    def resume(self, folder: str) -> None:
-        """Loads weights, optimizer, schedule, gradient scaler and position from a checkpoint.
+    def resume(self) -> None:
+        """Loads weights, optimizer, schedule, gradient scaler and position from the checkpoint, if there is one.
 
         `init_state` has restored `trainer.state` before that, because it has the step.
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
         """
-        trainer, processes = self.trainer, self.trainer._mt_processes
+        trainer, processes, folder = self.trainer, self.trainer._mt_processes, self.resume_from
+        if folder is None:
+            return
         trainer._load_from_checkpoint(folder)
         trainer._load_optimizer_and_scheduler(folder)
         trainer._load_scaler(folder)
@@ -192,17 +199,6 @@ class TrainingRun:
         self.position.load_state_dict(saved, load_rng)
 
     # Training
-
-    def train(self) -> TrainOutput:
-        """Resumes, then trains to the end of the plan, or until a callback or a signal stops the run."""
-        if self.resume_from is not None:
-            self.resume(self.resume_from)
-        with self.signals:
-            for update in self.updates():
-                self.accumulate(update)
-                self.step_optimizer()
-                self.log_evaluate_save()
-            return self.finish()
 
     def updates(self) -> Iterator[Update]:
         """Yields the updates that are left, and fires the events of epochs and the begin of each step.
@@ -431,7 +427,7 @@ class TrainingRun:
 
     def evaluate_and_save_as_requested(self) -> None:
         """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
-        self.trainer._mt_checkpoints.poll()
+        self.saver.poll()
         self.signals.agree()
         if self.signals.signum is not None:
             self.preemption.save_and_end(self.log)
@@ -468,12 +464,12 @@ class TrainingRun:
         rate = self.trainer._get_learning_rate() if rate is None else rate
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
         self.trainer.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
-        if self.trainer._mt_memory_guard is not None:
-            self.trainer._mt_memory_guard.maybe_release()
+        if self.cache_guard is not None:
+            self.cache_guard.maybe_release()
 
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
-        self.trainer._mt_checkpoints.save_again()
+        self.saver.save_again()
         processes = self.trainer._mt_processes
         processes.wait()  # the first one may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):

@@ -16,13 +16,14 @@ from transformers.trainer_utils import TrainOutput
 
 from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
-from ..checkpoints.surface import SavingTrainer
+from ..checkpoints.saver import SavingTrainer
 from ..data.transfer import BatchTransfer
-from ..guards.memory import MemoryGuard
+from ..guards.memory_errors import DescribedTrainer
 from ..guards.supervised import SupervisedRun
+from ..model.preparation import PreparedTrainer
 
 
-class TrainerSurface(SavingTrainer, Protocol):
+class TrainerSurface(SavingTrainer, PreparedTrainer, DescribedTrainer, Protocol):
     """Names what the loop needs of a Trainer beside what checkpoints need, in transformers' names."""
 
     model_wrapped: nn.Module
@@ -34,18 +35,18 @@ class TrainerSurface(SavingTrainer, Protocol):
     hp_name: Any
     ignore_keys_for_eval: list[str] | None
     _train_batch_size: int
+    _eval_dataloaders: dict[str, Any]
     is_in_train: bool
     _trial: Any
     _mt_supervised: SupervisedRun | None
-    _mt_memory_guard: MemoryGuard | None
     _mt_checkpoints: Checkpoints
-    _mt_tokens_before: int
     _mt_transfer: BatchTransfer
 
     @property
     def _mt_events(self) -> Events: ...
 
     # The start of a run
+    def _get_output_dir(self, trial: Any) -> str: ...
     def get_train_dataloader(self) -> Any: ...
     def set_initial_training_values(
         self, args: Any, dataloader: Any
@@ -94,5 +95,4 @@ class TrainerSurface(SavingTrainer, Protocol):
     ) -> dict[str, float]: ...
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
     def store_flos(self) -> None: ...
-    def _mt_close_workers(self, *loaders: Any) -> None: ...
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput: ...

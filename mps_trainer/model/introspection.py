@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..errors import MisconfigurationException
 from ..utils.compiled import inside_compiled
 
 logger = logging.getLogger(__name__)
+
+_operations: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by model: to count them takes 1 ms
 
 
 def unwrapped(model: Any) -> Any:
@@ -79,8 +82,10 @@ def flos_per_token(model: Any) -> int:
     Embeddings are left out of the parameters, as in the source: looking up a row is not an operation. 0 for a model
     that does not tell its number of parameters.
     """
-    count = getattr(model, "num_parameters", None)
-    return 0 if count is None else 6 * count(exclude_embeddings=True)
+    if model not in _operations:
+        count = getattr(model, "num_parameters", None)
+        _operations[model] = 0 if count is None else 6 * count(exclude_embeddings=True)
+    return _operations[model]
 
 
 def tokens_in(model: Any, inputs: Any, without_padding: bool, pad_token_id: int | None) -> int | None:

@@ -170,7 +170,7 @@ def test_the_processor_is_the_one_given_or_the_collators():
     cases = (("given", collator, "given"), (None, collator, "the collator's"), (None, None, None))
     for given, collates, expected in cases:
         trainer = SimpleNamespace(processing_class=given, data_collator=collates)
-        assert writers.processor_to_save(trainer) == expected
+        assert writers.processor_to_save(trainer.processing_class, trainer.data_collator) == expected
 
 
 def test_an_output_folder_is_made_or_refused_with_the_reason(tmp_path, monkeypatch):
@@ -212,14 +212,14 @@ def test_weights_of_another_shape_are_another_models(make_model, tmp_path):
 @pytest.mark.parametrize("place", ["folder", "link"])
 def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
     optimizer = torch.optim.SGD([torch.ones(1)])
-    loading.load_states({loading.OPTIMIZER: optimizer}, str(tmp_path))
+    loading.load_state_dicts({loading.OPTIMIZER: optimizer}, str(tmp_path))
     assert caplog.messages == [f"{tmp_path} has no optimizer.pt: this part of the run starts from the beginning."]
     path = tmp_path / loading.OPTIMIZER
     if place == "folder":
         path.mkdir()
     else:
         path.symlink_to("nowhere")
-    said = refusal(loading.load_states, {loading.OPTIMIZER: optimizer}, str(tmp_path))
+    said = refusal(loading.load_state_dicts, {loading.OPTIMIZER: optimizer}, str(tmp_path))
     assert said == (
         f"{path} is damaged and cannot be read: it is a folder, or a link that leads nowhere. Resume from another "
         "checkpoint."
@@ -233,7 +233,7 @@ def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, 
             raise error
 
     torch.save({}, tmp_path / loading.SCHEDULER)
-    said = refusal(loading.load_states, {loading.SCHEDULER: Refuses()}, str(tmp_path))
+    said = refusal(loading.load_state_dicts, {loading.SCHEDULER: Refuses()}, str(tmp_path))
     assert said.startswith(f"{tmp_path / loading.SCHEDULER} does not belong to this run: {why}. Resume with the model")
 
 

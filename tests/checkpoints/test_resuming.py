@@ -130,7 +130,7 @@ def test_a_best_checkpoint_whose_step_was_not_saved_is_loaded_without_a_warning(
     run = trained({"compute_metrics": scores(9, 1)}, **settings)
     run.state.best_global_step = None  # early releases of transformers save none
     caplog.clear()
-    run._mt_checkpoints.load_best()
+    run._mt_checkpoints.load_best(run.model, run.state, run._mt_processes)
     assert "load_best_model_at_end" not in caplog.text
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import manifest, shards
-from mps_trainer.checkpoints.loading import OPTIMIZER, SCHEDULER, load_states, load_weights
-from mps_trainer.checkpoints.writers import shard_writer
+from mps_trainer.checkpoints.loading import OPTIMIZER, SCHEDULER, load_state_dicts, load_weights
+from mps_trainer.checkpoints.writers import Save, shard_writer
 from tests.conftest import assert_same_weights, refusal, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -77,12 +77,13 @@ def half() -> nn.Module:
 
 @pytest.fixture
 def write(make_trainer):
-    """`write(folder, model, states)` writes the shards of a model and of `states`, and what is beside them."""
+    """`write(folder, model, stateful)` writes the shards of a model and an optimizer, and what is beside them."""
 
-    def write(folder, model, states):
+    def write(folder, model, stateful):
         trainer = make_trainer({"model": model})
         trainer._mt_processes.group = None  # None means all processes
-        writer = shard_writer(trainer, states)
+        save = Save(trainer.state, trainer.model, stateful, trainer.args, None, trainer._mt_processes)
+        writer = shard_writer(save, {})
         writer.write_shards(str(folder))
         writer.write_files(str(folder))
         return str(folder)
@@ -107,13 +108,13 @@ def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path
     write(tmp_path, model, {OPTIMIZER: optimizer, SCHEDULER: torch.optim.lr_scheduler.StepLR(optimizer, 1)})
     (tmp_path / manifest.STATE).write_text('{"global_step": 1}')
     manifest.write(str(tmp_path), 1, 1)
-    load_states({OPTIMIZER: again}, str(tmp_path))
+    load_state_dicts({OPTIMIZER: again}, str(tmp_path))
     found = again.state_dict()["state"]
     assert [found[index]["count"] for index in (0, 1)] == [3, 3]
     assert torch.equal(found[0]["mean"], model.begin.weight)
     assert found["all"]["mean"] == 5
     torch.save([1], tmp_path / shards.REST)
-    assert f"{tmp_path / shards.REST} is damaged" in refusal(load_states, {OPTIMIZER: again}, str(tmp_path))
+    assert f"{tmp_path / shards.REST} is damaged" in refusal(load_state_dicts, {OPTIMIZER: again}, str(tmp_path))
 
 
 def test_a_new_run_with_less_or_more_than_was_written_is_refused(write, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mps_trainer.devices.watermarks import HIGH
-from mps_trainer.guards.memory import MemoryGuard
+from mps_trainer.guards.memory import CacheGuard
 from tests import installed_torch
 from tests.conftest import callback, messages_with, on_device, refusal
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, 
 def test_a_release_keeps_the_compiled_graphs_if_buffers_are_enough():
     """torch.mps.empty_cache() drops the graphs as well, so that each is compiled again."""
     with on_device("mps", memory="512MB") as device:
-        guard = MemoryGuard(torch.device("mps"))
+        guard = CacheGuard(torch.device("mps"))
         square = torch.ones(2, 2, device="mps")
 
         def graphs():
@@ -141,7 +141,7 @@ def test_the_limit_is_that_of_the_environment_or_of_the_arguments(
 
 def test_steps_between_two_logs_are_left_alone_and_the_cpu(mps, make_trainer, monkeypatch):
     looks = []
-    monkeypatch.setattr(MemoryGuard, "maybe_release", lambda self: looks.append(1))
+    monkeypatch.setattr(CacheGuard, "maybe_release", lambda self: looks.append(1))
     make_trainer(max_steps=12, logging_steps=5).train()
     assert len(looks) == 2
     make_trainer(max_steps=2, use_cpu=True).train()

@@ -85,7 +85,7 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in.callback_handler = handler
-    stand_in._mt_checkpoints = Checkpoints(stand_in, args.output_dir)
+    stand_in._mt_checkpoints = Checkpoints(args.output_dir)
     stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
     if args.activation_checkpointing:
         enable_activation_checkpointing(stand_in.model, args)
