@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch.utils.data import Dataset
+from transformers import DefaultDataCollator
 
 from mps_trainer import Trainer
 from mps_trainer.data.workers import close_workers
@@ -84,8 +85,10 @@ def test_evaluations_share_a_loader_until_data_or_batches_change(make_trainer, l
     for size, dataset in [(8, None), (8, None), (4, None), (4, examples(5)), (4, None)]:
         trainer.args.per_device_eval_batch_size = size
         trainer.evaluate(dataset)
-    assert [loader is before for before, loader in pairwise(seen)] == [True, False, False, False]
-    assert [len(loader) for loader in seen] == [3, 3, 6, 2, 6]
+    trainer.data_collator = DefaultDataCollator()
+    trainer.evaluate()
+    assert [loader is before for before, loader in pairwise(seen)] == [True, False, False, False, False]
+    assert [len(loader) for loader in seen] == [3, 3, 6, 2, 6, 6]
     assert not left()
 
 

@@ -58,3 +58,10 @@ def test_complex_weights_are_refused_by_a_fused_optimizer_with_one_that_takes_th
 @pytest.mark.every_device
 def test_complex_weights_train_with_the_other_one(trained):
     assert trained({"model": Waves()}, max_steps=1, optim="adamw_torch").state.global_step == 1
+
+
+@pytest.mark.every_device
+def test_frozen_complex_weights_train_with_a_fused_optimizer(trained):
+    model = Waves()
+    model.waves.requires_grad_(False)
+    assert trained({"model": model}, max_steps=1, optim="adamw_torch_fused").state.global_step == 1
