@@ -51,6 +51,7 @@ from .data.plan import StepPlan
 from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
+from .data.workers import close_workers
 from .distributed import Processes, leave, sharded
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
@@ -694,6 +695,7 @@ class Trainer:
         loader.made_for, loader.columns = dataset, columns
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloaders.make_persistent(loader, self.data_collator, batch_size, self.args.seed)
+            close_workers(self._eval_dataloaders.get(dataloader_key), only_idle=True)  # nothing will use them again
             self._eval_dataloaders[dataloader_key] = loader
         return loader
 
