@@ -39,6 +39,7 @@ from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import make_folder
 from .checkpoints.rng import read_rng, rng_state, set_rng
+from .checkpoints.savable_logs import SavableLogs
 from .checkpoints.saver import CheckpointSaver
 from .compat import Compat
 from .data import dataloaders
@@ -56,7 +57,7 @@ from .distributed import Processes, leave, sharded
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import EvaluationParts, evaluate_dataset, evaluate_each, run_evaluation
-from .evaluation.metrics import SavableLogs, as_cell, plain
+from .evaluation.metrics import as_cell
 from .evaluation.predictions import has_loss, labels_of, logits_of
 from .guards.memory import limit_memory, release_buffers
 from .guards.memory_errors import PLACING, explained
@@ -90,6 +91,7 @@ from .optim.factory import follows_metric, set_mode
 from .reports.recorder import compare_trials
 from .training_args import TrainingArguments
 from .utils.log_level import set_log_level
+from .utils.numbers import plain
 from .utils.seeds import seed_all
 from .utils.terminal import lost_output_ignored
 
