@@ -164,7 +164,7 @@ class LossNormalisation:
         says_nothing = settings.declared is None and settings.compat.computes_loss and settings.accepts_items
         is_unknown = self.subclass_divides is None and num_items is not None
         if is_unknown and says_nothing and not is_compiled(inside(model)):
-            num_items = _Watched.copy(num_items)
+            num_items = torch.as_tensor(num_items).as_subclass(_Watched)
         self._batch = BatchLoss(num_items)
         return self._batch
 
@@ -196,7 +196,7 @@ class LossNormalisation:
         items = torch.as_tensor(num_items)
         if is_sharded(model):  # FSDP would move it to the device of the inputs, and so use it
             items = items.to(next((each.device for each in inputs.values() if torch.is_tensor(each)), None))
-        watched = _Watched.copy(items)
+        watched = items.as_subclass(_Watched)
         try:
             outputs = inside_compiled(model)(**inputs, num_items_in_batch=watched)
         except TypeError as error:
@@ -291,11 +291,6 @@ class _Watched(torch.Tensor):
     """A number that records if anything was computed with it."""
 
     was_used = False
-
-    @classmethod
-    def copy(cls, items: torch.Tensor | int) -> _Watched:
-        """Returns a copy: `mps-trainer check` takes what a model is given for something on the device."""
-        return torch.as_tensor(items).clone().as_subclass(cls)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

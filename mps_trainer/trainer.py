@@ -39,6 +39,7 @@ from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import make_folder
 from .checkpoints.rng import read_rng, rng_state, set_rng
+from .checkpoints.savable_logs import SavableLogs
 from .checkpoints.saver import CheckpointSaver
 from .compat import Compat
 from .data import dataloaders
@@ -51,11 +52,12 @@ from .data.plan import StepPlan
 from .data.samplers import eval_sampler, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
+from .data.workers import close_workers
 from .distributed import Processes, leave, sharded
 from .errors import MisconfigurationException
 from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import EvaluationParts, evaluate_dataset, evaluate_each, run_evaluation
-from .evaluation.metrics import SavableLogs, as_cell, plain
+from .evaluation.metrics import as_cell
 from .evaluation.predictions import has_loss, labels_of, logits_of
 from .guards.memory import limit_memory, release_buffers
 from .guards.memory_errors import PLACING, explained
@@ -89,6 +91,7 @@ from .optim.factory import follows_metric, set_mode
 from .reports.recorder import compare_trials
 from .training_args import TrainingArguments
 from .utils.log_level import set_log_level
+from .utils.numbers import plain
 from .utils.seeds import seed_all
 from .utils.terminal import lost_output_ignored
 
@@ -694,6 +697,7 @@ class Trainer:
         loader.made_for, loader.columns = dataset, columns
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloaders.make_persistent(loader, self.data_collator, batch_size, self.args.seed)
+            close_workers(self._eval_dataloaders.get(dataloader_key), only_idle=True)  # nothing will use them again
             self._eval_dataloaders[dataloader_key] = loader
         return loader
 

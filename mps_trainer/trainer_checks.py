@@ -5,11 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import socket
 from collections.abc import Callable
 from typing import Any
-
-from transformers.trainer_utils import has_length
 
 from .arguments import sharding
 from .checkpoints import shards
@@ -108,27 +105,6 @@ def check_processes(args: TrainingArguments, processes: Processes) -> None:
             "in one of them only, while the others wait for it. Give a per_device_train_batch_size that fits, and "
             "gradient_accumulation_steps for the rest."
         )
-
-
-def check_same_data(trainer: Any, processes: Processes) -> None:
-    """Raises MisconfigurationException if datasets that the processes share have different sizes in them.
-
-    Where a subclass makes the loaders, each process may have its own data.
-    """
-    if not processes.is_distributed:
-        return
-    found = {}
-    for name, method in (("train_dataset", "get_train_dataloader"), ("eval_dataset", "get_eval_dataloader")):
-        is_shared = getattr(type(trainer), method).__module__.startswith(f"{__package__}.")
-        dataset = getattr(trainer, name)
-        found[name] = len(dataset) if is_shared and has_length(dataset) else None
-    everybodys = processes.gather((socket.gethostname(), found))
-    for name in found:
-        if len({sizes[name] for _, sizes in everybodys}) > 1:
-            said = ", ".join(f"{sizes[name]} in process {i} on {host}" for i, (host, sizes) in enumerate(everybodys))
-            raise MisconfigurationException(
-                f"The {name} differs in size among the processes: {said}. Give all of them the same data."
-            )
 
 
 def check_sharding(args: TrainingArguments, processes: Processes, model: Any, optimizers: tuple[Any, Any]) -> None:

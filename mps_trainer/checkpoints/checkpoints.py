@@ -19,13 +19,13 @@ from transformers.trainer_callback import TrainerState
 from ..distributed import Processes
 from ..distributed.sharded import full_state_dict, is_sharded, whole_state
 from ..errors import AnotherProcessFailedError, CheckpointError
-from ..evaluation.metrics import SavableLogs
 from ..training_args import TrainingArguments
 from . import folders, loading
 from .files import why_not_written
 from .loading import LOOP_STATE, OPTIMIZER, POSITION, Stateful
 from .manifest import STATE, WEIGHTS
 from .rng import RNG, rng_file, rng_of_processes
+from .savable_logs import SavableLogs
 from .writers import Save, Writer, state_dicts, write_state_dicts, write_trainer_state, writer_for, writes_shards
 
 logger = logging.getLogger(__name__)

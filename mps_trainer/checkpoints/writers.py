@@ -28,7 +28,6 @@ from ..devices.probes import physical_memory
 from ..distributed import Processes
 from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
-from ..evaluation.metrics import SavableLogs
 from ..training_args import TrainingArguments
 from ..utils.compiled import inside_compiled, uncompiled
 from ..utils.nested import map_plain_tensors, map_tensors, plain_tensors_in
@@ -36,6 +35,7 @@ from . import shards
 from .loading import OPTIMIZER, POSITION, SCHEDULER, Stateful, without_progress_bars
 from .manifest import WEIGHTS
 from .rng import RNG, rng_of_processes
+from .savable_logs import SavableLogs
 from .trainer_methods import TrainerMethods
 
 logger = logging.getLogger(__name__)

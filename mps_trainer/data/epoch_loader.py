@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import multiprocessing
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from .order import (
     is_distributed,
     set_epoch,
 )
+from .split import UnsplittableBatchError, examples_in
 from .transfer import BatchTransfer
 from .workers import WorkerInit, end_pass
 
@@ -66,6 +67,8 @@ class EpochLoader(DataLoader):
     made_with: tuple[Any, int | None] = None, None  # collator and batch size, if workers persist
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
     rows: dict[tuple[int, int], Sequence[int]]  # the rows of the dataset, by epoch and number of the batch
+    keeps_examples = False  # whether `examples` are kept, see `keep_examples`
+    examples: dict[tuple[int, int], list[Any]]  # those of a stream's batches, by epoch and number of the batch
     _first = 0  # the number of the first batch to load, while `iterate_once` begins a pass
 
     def set_epoch(self, epoch: int) -> None:
@@ -87,7 +90,9 @@ class EpochLoader(DataLoader):
         """Returns the batches of one pass from the batch number `first` on, without prefetching."""
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
-        generator = self.generator
+        generator, collate = self.generator, self.collate_fn
+        if self.keeps_examples:
+            self.collate_fn = _KeepsExamples(collate)
         if isinstance(init := self.worker_init_fn, WorkerInit):
             init.begin_pass(self.iteration if self.pass_number is None else self.pass_number, self.iteration)
             if init.seed is not None and self.iteration > 0 and self._iterator is None:
@@ -104,7 +109,7 @@ class EpochLoader(DataLoader):
                 explain_starting(error, self)
                 raise
             finally:
-                self.generator, self._first = generator, 0
+                self.generator, self.collate_fn, self._first = generator, collate, 0
 
     @property
     def _index_sampler(self) -> Any:
@@ -148,6 +153,33 @@ class _RecordedIndices:
             if len(rows) > _RECORDED:
                 del rows[next(iter(rows))]
             yield indices
+
+
+class _Collated(NamedTuple):
+    """A batch, and its examples if it cannot be cut into them."""
+
+    batch: Any
+    examples: list[Any] | None
+
+
+class _KeepsExamples:
+    """Collates like `collate`, and returns the examples beside a batch that cannot be cut, also from a worker."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, examples: list[Any]) -> _Collated:
+        kept = _copied(examples)
+        batch = self.collate(examples)
+        with contextlib.suppress(UnsplittableBatchError):
+            if examples_in(batch) == len(kept):
+                return _Collated(batch, None)
+        return _Collated(batch, kept)
+
+
+def _copied(examples: Sequence[Any]) -> list[Any]:
+    """Returns the examples without entries that a collator adds to or takes from them."""
+    return [dict(each) if type(each) is dict else each for each in examples]
 
 
 class PrefetchIterator(Iterator[Any]):
@@ -208,6 +240,10 @@ class PrefetchIterator(Iterator[Any]):
     def _load(self) -> None:
         self.before_waiting = rng_state() if self.records else None
         self._waiting = self._next()
+        if isinstance(self._waiting, _Collated):
+            self._waiting, examples = self._waiting
+            if examples is not None:
+                self.loader.examples[self.loader.iteration, self._number - 1] = examples
         if self._waiting is _END:
             self.before_waiting = None
             self.loader.end_of_dataloader = True
@@ -329,7 +365,8 @@ def _generators(thing: Any) -> Iterator[np.random.Generator]:
 def _remade(loader: DataLoader, **changed: Any) -> EpochLoader:
     """Returns an `EpochLoader` with the attributes of `loader`, but for those given, and its own workers."""
     made = EpochLoader.__new__(EpochLoader)
-    vars(made).update(vars(loader), _iterator=None, rows={}, **changed)  # DataLoader does not let some of them be set
+    changed = {"_iterator": None, "rows": {}, "examples": {}, **changed}
+    vars(made).update(vars(loader), **changed)  # DataLoader does not let some of them be set
     return made
 
 
@@ -351,15 +388,30 @@ def epoch_batches(loader: Any, epoch: int, skip: int = 0, load_skipped: bool = F
     return batches
 
 
-def load_in_parts(loader: EpochLoader, rows: Sequence[int], most: int) -> list[Any]:
+def keep_examples(loader: Any) -> None:
+    """Makes the loader of a stream keep the examples of batches that cannot be cut, for `load_in_parts`.
+
+    The owner of the loader deletes those of earlier updates from `loader.examples`.
+    """
+    if isinstance(loader, EpochLoader) and isinstance(loader.dataset, IterableDataset):
+        loader.keeps_examples = loader.batch_size is not None  # otherwise the stream gives whole batches
+
+
+def load_in_parts(loader: EpochLoader, rows: Sequence[Any], most: int) -> list[Any]:
     """Returns the batches that the loader's collator makes of these rows, of at most `most` and nearly equal size.
 
     Restores the random generators, so the run draws the same numbers as without this.
+
+    Args:
+        rows: their indices in the dataset, or the examples themselves of a stream, which cannot be read again.
     """
     drawn, dataset = rng_state(), loader.dataset
     fetch = getattr(dataset, "__getitems__", None)
     try:
-        found = fetch(list(rows)) if callable(fetch) else [dataset[row] for row in rows]
+        if isinstance(dataset, IterableDataset):
+            found: Any = _copied(rows)
+        else:
+            found = fetch(list(rows)) if callable(fetch) else [dataset[row] for row in rows]
         count = -(-len(rows) // most)
         return [loader.collate_fn(evenly(found, number, count)) for number in range(count)]
     finally:

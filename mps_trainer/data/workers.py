@@ -58,16 +58,20 @@ class WorkerInit:
         _DatasetKind.create_fetcher = staticmethod(seed_and_make)  # type: ignore[method-assign]
 
 
-def close_workers(*loaders: Any) -> None:
+def close_workers(*loaders: Any, only_idle: bool = False) -> None:
     """Ends the worker processes that loaders with `persistent_workers` keep; a later pass starts others.
 
     Left to garbage collection they take up to 5 s each, because the queues that tell them to end may be gone first.
+
+    Args:
+        only_idle: leaves workers alone that are in the middle of a pass.
     """
     for loader in loaders:
         iterator = getattr(loader, "_iterator", None)
-        if isinstance(iterator, _MultiProcessingDataLoaderIter):
-            loader._iterator = None
-            end_pass(iterator)
+        if not isinstance(iterator, _MultiProcessingDataLoaderIter) or (only_idle and iterator._tasks_outstanding):
+            continue
+        loader._iterator = None
+        end_pass(iterator)
 
 
 def end_pass(iterator: Any) -> None:

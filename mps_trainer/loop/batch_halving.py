@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
 
 from ..checkpoints.loading import EXAMPLES_AT_A_TIME, read_position, read_state
-from ..data.epoch_loader import load_in_parts
+from ..data.epoch_loader import keep_examples, load_in_parts
 from ..data.split import UnsplittableBatchError, examples_in
 from ..guards.callbacks import failing_callback
 from ..guards.memory import free_unused
@@ -62,6 +62,8 @@ class MicrobatchSplitter:
         self.history, self.batch_size, self.loss, self.move_loaded = history, batch_size, loss, move_loaded
         self._max_rows, self._rows_are_examples = max_rows, True
         self._loads_again = not trainer._mt_compat.splits_batches
+        if self._loads_again:
+            keep_examples(history.loader)
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
         self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
         self._has_warned = False
@@ -180,10 +182,10 @@ class MicrobatchSplitter:
         """Returns the divisors for the losses of the microbatches of a batch whose loss has `divisor`."""
         if divisor is None:
             return [None] * len(microbatches)
-        of_each = [_boxes(each) for each in microbatches]
-        if None in of_each:
-            of_each = self.loss.counter.each(microbatches)
-        counts = [count or 0 for count in of_each]
+        boxes = [count for each in microbatches if (count := _boxes(each)) is not None]
+        if len(boxes) == len(microbatches):  # each loss is divided by its own boxes, at least 1, which also has a loss
+            return [float(divisor) * max(1, sum(boxes)) / max(1, count) for count in boxes]
+        counts = [count or 0 for count in self.loss.counter.each(microbatches)]
         if not sum(counts):
             counts = [_size(each) or 1 for each in microbatches]
         total = sum(counts)
@@ -225,13 +227,13 @@ class MicrobatchSplitter:
 
 
 def _boxes(batch: Any) -> int | None:
-    """Returns the number of boxes, at least 1, by which detectors divide a batch's loss; None for other models."""
+    """Returns the number of boxes, by which detectors divide a batch's loss; None for other models."""
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if not isinstance(labels, (list, tuple)) or not all(isinstance(each, Mapping) for each in labels):
         return None
     if not labels or not all("class_labels" in each for each in labels):
         return None
-    return max(1, sum(len(each["class_labels"]) for each in labels))
+    return sum(len(each["class_labels"]) for each in labels)
 
 
 def _size(batch: Any) -> int | None:

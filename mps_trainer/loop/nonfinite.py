@@ -41,6 +41,9 @@ class BatchHistory:
     def record(self, step: int, update: Update) -> None:
         """Records the place of the batches of the update after `step`."""
         self._updates[step] = update.epoch, update.first_batch, len(update.batches)
+        examples = getattr(self.loader, "examples", {})
+        for before in [each for each in examples if each < (update.epoch, update.first_batch)]:
+            del examples[before]
         if len(self._updates) > _RECORDED:
             del self._updates[next(iter(self._updates))]
 
@@ -48,12 +51,16 @@ class BatchHistory:
         """Returns the rows of the update after `step`; None where they cannot be told."""
         return rows_of_batches(self.loader, *self._updates[step]) if self.is_plain and step in self._updates else None
 
-    def rows_of_batch(self, number: int) -> list[int] | None:
-        """Returns the rows of a batch, by its number from 0, in the last update; None if they are unknown."""
+    def rows_of_batch(self, number: int) -> list[Any] | None:
+        """Returns the rows of a batch, by its number from 0, in the last update; None if they are unknown.
+
+        A stream has no indices of rows: returns the examples if its loader keeps them.
+        """
         if not self.is_plain or not self._updates:
             return None
         epoch, first, _ = self._updates[next(reversed(self._updates))]
-        return rows_of_batches(self.loader, epoch, first + number)
+        kept = getattr(self.loader, "examples", {}).get((epoch, first + number))
+        return rows_of_batches(self.loader, epoch, first + number) if kept is None else kept
 
     def describe(self, step: int) -> str:
         """Returns the rows or batches of the update after `step` in words."""

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from .. import trainer_checks
 from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
@@ -16,6 +15,7 @@ from ..checkpoints.resume import checkpoint_to_resume
 from ..checkpoints.saver import CheckpointSaver
 from ..data.workers import close_workers
 from ..distributed import absent_named
+from ..distributed.same_data import check_same_data
 from ..errors import add_to_explanation, explain, explanation_of
 from ..guards.awake import awake
 from ..guards.gpu_faults import explanation_of_mps_error
@@ -53,7 +53,7 @@ def run_of(
     ):
         run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
         trainer._mt_checkpoints, trainer.is_in_train = Checkpoints(run_dir, run_id), True
-        trainer_checks.check_same_data(trainer, processes)
+        check_same_data(trainer, processes)
         resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, trainer._mt_supervised, processes)
         with prepared_for_training(trainer):
             run = TrainingRun(trainer, trial, resume_from)

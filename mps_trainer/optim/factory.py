@@ -94,8 +94,6 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
             f"optim='{optim}' cannot be used here: {why} Or use one that torch alone provides, such as "
             "optim='adamw_torch_fused'."
         ) from error
-    except MisconfigurationException:
-        raise
     except ValueError as error:
         raise MisconfigurationException(
             f"optim='{optim}' with optim_args={args.optim_args!r} cannot be used: {error}"
@@ -120,9 +118,7 @@ def _from_transformers(args: Any, model: Any, optim_args: dict[str, str]) -> tup
     )
     handler = theirs._OPTIMIZER_HANDLERS.get(args.optim)
     if handler is None:
-        raise MisconfigurationException(
-            f"optim='{choice_text(args.optim)}' is not in the installed release of transformers."
-        )
+        raise ValueError("the installed release of transformers does not have it")
     kind, settings = handler(context)
     unread = [name for name in optim_args if name not in given.asked and name not in settings]
     if unread:

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
-from mps_trainer import MisconfigurationException
+from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.checkpoints import loading, manifest, output_folder, writers
 from tests.conftest import Classifier, assert_same_weights, refusal, weights
 from tests.tiny import tiny
@@ -303,3 +303,18 @@ def test_an_extra_state_of_any_type_is_accepted_if_it_is_not_saved(make_trainer)
     assert trainer.train().global_step == 1
     model = WithState(torch.ones(2))
     assert make_trainer({"model": model}, max_steps=1, save_strategy="steps", save_steps=1).train().global_step == 1
+
+
+def test_an_extra_state_of_any_type_is_accepted_beside_adapters_or_if_the_trainer_saves_itself(make_trainer):
+    class SavesItself(Trainer):
+        def save_model(self, output_dir=None, _internal_call=False):
+            saved.append(output_dir)
+
+    saved = []
+    settings = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": False}
+    given = {"model": WithState({"seen": 3}), "kind": SavesItself}
+    assert make_trainer(given, **settings).train().global_step == 1
+    assert saved
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(WithState({"seen": 3}), peft.LoraConfig(target_modules=["hidden"]))
+    assert make_trainer({"model": model}, **settings).train().global_step == 1

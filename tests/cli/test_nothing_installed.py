@@ -128,5 +128,5 @@ def test_on_an_older_python_the_error_names_one_to_install(argv, kind, monkeypat
 def test_an_older_python_reads_the_file_that_refuses_it():
     """Python 3.7 is the oldest with `from __future__ import annotations`. No other module runs before the refusal."""
     tree = ast.parse(START, feature_version=(3, 7))
-    before = [node for node in tree.body if node.lineno < START[: START.index("sys.version_info")].count("\n")]
+    before = [node for node in tree.body if node.lineno <= START[: START.index("sys.version_info")].count("\n")]
     assert not [node for node in before if isinstance(node, ast.ImportFrom) and node.level]

@@ -114,6 +114,17 @@ def test_a_pipe_beside_the_notes_is_open_while_the_supervisor_lives(shell, tmp_p
         time.sleep(0.01)
 
 
+def test_the_pipe_is_closed_after_its_folder_is_gone(shell, monkeypatch):
+    gone = []
+
+    def hold_open(path, stack):
+        stack.callback(lambda: gone.append(not path.parent.exists()))
+
+    monkeypatch.setattr(supervisor, "_hold_open", hold_open)
+    assert shell("exit 0") == (0, 1)
+    assert gone == [True]
+
+
 def test_a_run_without_progress_ends(shell, capsys):
     assert shell("at 5; kill -KILL $$", most=9) == (137, 2)
     assert capsys.readouterr().err.endswith("It is not started again, because it makes no progress.\n")

@@ -5,7 +5,14 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from mps_trainer.data.epoch_loader import EpochLoader, epoch_batches, length_of, num_examples, prepare_loader
+from mps_trainer.data.epoch_loader import (
+    EpochLoader,
+    epoch_batches,
+    keep_examples,
+    length_of,
+    num_examples,
+    prepare_loader,
+)
 from mps_trainer.distributed import Processes
 from mps_trainer.training_args import TrainingArguments
 from tests.conftest import Stream
@@ -75,6 +82,14 @@ def test_epoch_begun_in_the_middle_has_the_rest_of_its_batches(make):
     data = Counted()
     lists(epoch_batches(prepared(DataLoader(data, 2)), 0, skip=3))
     assert data.loaded == [6, 7, 8, 9]  # those left out are not loaded
+
+
+def test_a_stream_keeps_no_examples_of_batches_that_are_left_out():
+    loader = prepared(DataLoader(Stream(range(12)), batch_size=2, collate_fn=sum))
+    keep_examples(loader)
+    batches = epoch_batches(loader, 3, skip=2)
+    assert next(batches) == 4 + 5
+    assert loader.examples == {(3, 2): [4, 5], (3, 3): [6, 7]}  # the batch, and the one that is loaded ahead
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

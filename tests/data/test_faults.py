@@ -268,12 +268,12 @@ def test_workers_that_need_more_files_than_may_be_open_are_explained(make_traine
     iterator = EpochLoader.iterate_once
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    def begin(loader):
+    def begin(loader, **given):
         lowest = os.open(os.devnull, os.O_RDONLY)
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, before[1]))
         try:
-            return iterator(loader)
+            return iterator(loader, **given)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

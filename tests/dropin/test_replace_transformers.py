@@ -167,6 +167,7 @@ assert issubclass(Seq2SeqTrainer, Trainer) and Trainer.__module__ == "mps_traine
 assert issubclass(Seq2SeqTrainingArguments, TrainingArguments)
 replaced.undo()
 import transformers
+import transformers.models.bert.modeling_bert  # a later import replaces nothing
 from transformers.trainer_seq2seq import Trainer
 assert Trainer is transformers.Trainer is transformers.Seq2SeqTrainer.__base__
 assert transformers.TrainingArguments is transformers.Seq2SeqTrainingArguments.__base__

@@ -125,6 +125,11 @@ ROWS = torch.ones(3, 4)
         ((ROWS, ROWS), (ROWS, ROWS, ROWS), "a tuple of 2 in the first batch, and a tuple of 3 in batch 1"),
         ({"a": ROWS, "b": ROWS}, {"a": ROWS}, "a dict with a, b in the first batch, and a dict with a in batch 1"),
         (
+            {"a": (ROWS, ROWS)},
+            {"a": ROWS},
+            "a dict with a (a tuple of 2) in the first batch, and a dict with a in batch 1",
+        ),
+        (
             (ROWS, [ROWS, ROWS]),
             (ROWS, [ROWS]),
             "a tuple of 2 with a list of 2 in the first batch, and a tuple of 2 with a list of 1 in batch 1",
@@ -137,6 +142,13 @@ def test_joined_batches_whose_outputs_differ_in_kind_are_refused_at_once(first, 
     text = refusal(kept.add, None, 3, second, None, None, kind=TypeError)
     assert f"The model's outputs are {says}, counted from 0" in text
     assert "missing or None in some batches. Return it for each, or leave it out with ignore_keys" in text
+
+
+def test_outputs_that_are_not_kept_may_differ():
+    kept = empty(keep_outputs=False)
+    for outputs in ((ROWS, ROWS), ROWS):
+        kept.add(torch.ones(()), 3, outputs, None, None)
+    assert len(kept.arrays()[0]) == 6
 
 
 def test_batches_that_are_not_joined_may_have_other_outputs():

@@ -211,6 +211,14 @@ def test_memory_halves_what_is_trained_on_at_a_time(train, make_model, superviso
     torch.testing.assert_close(weights(again.model), whole({"model": make_model(dropout=0.0)}), rtol=0, atol=1e-5)
 
 
+def test_run_closes_the_pipe_to_its_supervisor_at_its_end(train, supervisor):
+    with contextlib.ExitStack() as pipe:
+        _hold_open(supervisor.notes / ALIVE, pipe)
+        train()
+    with pytest.raises(OSError, match="No such device or address"):  # nobody reads it
+        os.open(supervisor.notes / ALIVE, os.O_WRONLY | os.O_NONBLOCK)
+
+
 def test_run_saves_and_ends_once_its_supervisor_is_killed(train, supervisor, caplog, tmp_path):
     pipe = contextlib.ExitStack()
     _hold_open(supervisor.notes / ALIVE, pipe)

@@ -37,6 +37,7 @@ KILLED = "was killed (SIGKILL, which a system short of memory sends)"
         (End(1, GPU, AT_0), "died of a GPU fault", None),
         (End(1, MEMORY, AT_0), "ran out of memory", 4),
         (End(-9, MEMORY, AT_5, hung_for=60.0), "made no progress for 60 s", None),
+        (End(0, "", AT_5, hung_for=60.0), "made no progress for 60 s", None),  # SIGTERM may end a script with status 0
     ],
 )
 def test_a_run_that_dies_starts_again(end, cause, examples):

@@ -4,13 +4,18 @@ import gc
 import json
 import os
 import re
+from collections import Counter
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import default_data_collator
 
 from mps_trainer import Trainer
+from mps_trainer.data.epoch_loader import load_in_parts
 from mps_trainer.data.split import split
 from mps_trainer.distributed import Processes
 from mps_trainer.guards.memory_errors import DeviceOutOfMemoryError
@@ -332,16 +337,120 @@ def test_batches_that_cannot_be_cut_are_loaded_again(train, device, caplog, kind
     assert "Memory ran out in step 1 with batches of 8 examples. From this step on batches have 4" in caplog.text
 
 
-def test_losses_that_are_divided_by_boxes_are_weighted_by_boxes(train):
+def without_labels(rows):
+    """Joins all rows into one, and takes their labels away, as some collators change the rows that they are given."""
+    labels = [row.pop("labels") for row in rows]
+    return {"x": torch.cat([row["x"] for row in rows])[None], "labels": torch.tensor(labels)[None]}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_of_a_stream_that_cannot_be_cut_are_collated_again(train, caplog, workers):
+    settings = {
+        "max_steps": 8, "gradient_accumulation_steps": 2, "max_grad_norm": 10.0, "learning_rate": 1e-2,
+        "dataloader_num_workers": workers, "per_device_train_batch_size": 5, "remove_unused_columns": False,
+    }  # fmt: skip
+
+    class Copies(Stream):
+        def __iter__(self):
+            return map(dict, self.rows)
+
+    def run(fits):
+        given = {"data_collator": without_labels, "eval_dataset": None, "train_dataset": Copies(examples(37))}
+        return train(Packed(fits), given, **settings)
+
+    enough, scarce = run(10**9), run(2)
+    assert scarce.state.train_batch_size == 2
+    assert max(scarce.model.sizes[2:]) == 2
+    assert logged(scarce, "loss") == pytest.approx(logged(enough, "loss"), abs=1e-6)
+    torch.testing.assert_close(weights(scarce.model), weights(enough.model), rtol=0, atol=1e-5)
+    assert "Memory ran out in step 1 with batches of 3 examples. From this step on batches have 2" in caplog.text
+
+
+@pytest.mark.parametrize(("collate", "kept"), [(packed, [1, 3]), (None, [0])])
+def test_a_stream_keeps_the_examples_of_an_update_that_cannot_be_cut(make_trainer, collate, kept):
+    counts = set()
+    given = {"train_dataset": Stream(examples(37)), "data_collator": collate}
+    model = Packed() if collate else Hungry()
+    trainer = make_trainer(
+        {"model": model, **given}, auto_find_batch_size=True, max_steps=8, gradient_accumulation_steps=2
+    )
+    trainer.add_callback(callback(on_step_end=lambda **_: counts.add(len(trainer._mt_run.loader.examples))))
+    trainer.train()
+    assert sorted(counts) == kept  # an update's batches, and the one that is loaded ahead
+
+
+class ReadsManyAtOnce(Dataset):
+    """Reads rows only all at once, as a table on disk."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, row):
+        raise NotImplementedError
+
+    def __getitems__(self, rows):
+        return [self.rows[row] for row in rows]
+
+
+def test_rows_are_read_again_all_at_once_where_the_dataset_can(train):
+    given = {"data_collator": packed, "eval_dataset": None, "train_dataset": ReadsManyAtOnce(examples(40))}
+    assert train(Packed(4), given, max_steps=1).model.sizes == [8, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("model", "collate", "times"),
+    [
+        (Hungry, default_data_collator, {1: 36}),
+        # the first batch a third time, to see that it can be halved, and the last one, which has only 4, once
+        (Packed, packed, {3: 8, 2: 24, 1: 4}),
+    ],
+)
+def test_batches_are_collated_again_only_where_they_cannot_be_cut_and_are_too_large(train, model, collate, times):
+    collated = Counter()
+
+    def counted(rows):
+        collated.update(float(row["x"][0]) for row in rows)
+        return collate(rows)
+
+    given = {"data_collator": counted, "eval_dataset": None, "train_dataset": examples(36)}
+    train(model(4), given, num_train_epochs=1)
+    assert Counter(collated.values()) == times
+
+
+@pytest.mark.parametrize("kind", [list, Stream])
+def test_whole_batches_of_a_dataset_are_cut(train, kind):
+    class LoadsBatches(Trainer):
+        def get_train_dataloader(self):
+            batches = [default_data_collator(examples(8)) for _ in range(3)]
+            return self.accelerator.prepare(DataLoader(kind(batches), batch_size=None, collate_fn=lambda batch: batch))
+
+    assert train(Hungry(4), {"kind": LoadsBatches}, max_steps=2).model.sizes == [8, 4, 4, 4, 4]
+
+
+def test_parts_that_are_loaded_again_have_nearly_equal_sizes():
+    loader = SimpleNamespace(dataset=range(100, 113), collate_fn=len)
+    assert load_in_parts(loader, range(13), most=4) == [4, 3, 3, 3]
+
+
+@pytest.mark.parametrize("empty", [0, 4, 8])  # images without a box in each batch, before the others
+def test_losses_that_are_divided_by_boxes_are_weighted_by_boxes(train, empty):
     def collate(rows):
-        labels = [{"class_labels": torch.full((1 + 2 * row["labels"],), row["labels"])} for row in rows]
+        counts = [1 + 2 * row["labels"] for row in rows]
+        counts[:empty] = [0] * empty
+        labels = [
+            {"class_labels": torch.full((count,), row["labels"])} for row, count in zip(rows, counts, strict=True)
+        ]
         return {"x": torch.stack([row["x"] for row in rows]), "labels": labels}
 
     class Detector(Hungry):
         def forward(self, x, labels=None):
             logits, classes = self.logits(x), [each["class_labels"] for each in labels]
             scores = torch.cat([row.expand(len(each), 2) for row, each in zip(logits, classes, strict=True)])
-            return {"loss": nn.functional.cross_entropy(scores, torch.cat(classes)), "logits": logits}
+            losses = nn.functional.cross_entropy(scores, torch.cat(classes), reduction="sum") + logits.square().sum()
+            return {"loss": losses / max(1, len(scores)), "logits": logits}
 
     given = {"data_collator": collate, "eval_dataset": None}
     enough, scarce = (train(Detector(fits), given, max_steps=3, learning_rate=1e-2) for fits in (8, 4))
@@ -363,6 +472,23 @@ def test_loading_again_draws_no_numbers_of_the_run(train):
     assert drawn(10**9)[0] == drawn(4)[0] == drawn(4)[1]  # the first update, and the same again in parts
 
 
+def test_a_collator_that_fails_when_loading_again_leaves_the_random_numbers(train):
+    states, calls = [], []
+
+    def fails(rows):
+        torch.rand(())
+        calls.append(len(rows))
+        if len(rows) < 8:
+            states.append(torch.get_rng_state())
+            raise RuntimeError("no such batch")
+        return packed(rows)
+
+    given = {"data_collator": fails, "eval_dataset": None}
+    with pytest.raises(RuntimeError, match="no such batch"):
+        train(Packed(4), given, max_steps=1)
+    assert not torch.equal(torch.get_rng_state(), states[0])
+
+
 def test_batch_with_drawn_labels_is_not_loaded_again(train):
     calls = []
 
@@ -377,15 +503,30 @@ def test_batch_with_drawn_labels_is_not_loaded_again(train):
     assert "it has other labels when its examples are loaded again" in said
 
 
-def test_packed_batch_of_a_stream_is_refused_unless_split_batch_is_overridden(train):
+class TakesBatches(Trainer):
+    """Takes the batches of an update its own way, so it is unknown which rows they have."""
+
+    def get_batch_samples(self, *given):
+        return super().get_batch_samples(*given)
+
+
+def test_packed_batch_of_unknown_rows_is_refused_unless_split_batch_is_overridden(train):
+    cut = []
+
     class Splits(Trainer):
         def split_batch(self, batch, most):
+            cut.append(most)
             x, labels = batch["x"].view(-1, 4).split(most), batch["labels"].split(most, dim=1)
             return [{"x": part.reshape(1, -1), "labels": label} for part, label in zip(x, labels, strict=True)]
 
     given = {"data_collator": packed, "eval_dataset": None, "train_dataset": Stream(examples(40))}
-    assert "one example" in refusal(train, Packed(4), given, max_steps=2, kind=DeviceOutOfMemoryError)
-    assert train(Packed(4), {"kind": Splits, **given}, max_steps=2).model.sizes == [8, 4, 4, 4, 4]
+    unknown = {"kind": TakesBatches, **given}
+    assert "one example" in refusal(train, Packed(4), unknown, max_steps=2, kind=DeviceOutOfMemoryError)
+    for data in (given["train_dataset"], examples(40)):
+        splits = {"kind": Splits, **given, "train_dataset": data}
+        assert train(Packed(4), splits, max_steps=2).model.sizes == [8, 4, 4, 4, 4]
+        assert cut == [4] * 3  # also where the rows are known
+        cut.clear()
 
 
 def test_a_repeated_update_draws_the_same_numbers_and_counts_running_means_once(train):
@@ -406,8 +547,8 @@ def test_a_repeated_update_draws_the_same_numbers_and_counts_running_means_once(
 @pytest.mark.parametrize("count", [40, 36])  # the last batch of an epoch may have as many rows as others have examples
 def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, count):
     model, settings = Hungry(16), {"auto_find_batch_size": True, "max_steps": 8}
-    rows = Stream(examples(count))  # a stream's batches cannot be loaded again
-    trainer = make_trainer({"model": model, "train_dataset": rows, "data_collator": pairs}, **settings)
+    given = {"kind": TakesBatches, "train_dataset": examples(count), "data_collator": pairs}
+    trainer = make_trainer({"model": model, **given}, **settings)
 
     def limit(**_):
         trainer._mt_run.position.examples_at_a_time = 4  # a restart because of memory sets it
@@ -420,7 +561,7 @@ def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, c
 
 
 def test_memory_that_runs_out_with_more_rows_than_examples_ends_the_run(train):
-    given = {"data_collator": pairs, "train_dataset": Stream(examples(40))}
+    given = {"kind": TakesBatches, "data_collator": pairs}
     said = refusal(train, Hungry(4), given, max_steps=4, kind=DeviceOutOfMemoryError)
     assert "more rows than examples" in said
 

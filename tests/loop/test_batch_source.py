@@ -110,6 +110,24 @@ class TestLoadingAgain:
         again.record_before_batches(recorded)
         assert self.trained(again, batches, 4) == expected
 
+    def test_a_batch_ahead_whose_draws_were_not_recorded_draws_nothing_of_what_follows(self):
+        def late(rows):
+            return noisy(rows) if rows[0] > 0 else rows
+
+        random.seed(1)
+        source = source_of(data := prepared())
+        data.collate_fn = late
+        batches = source.begin_epoch(0, 0, 1)
+        trained = self.trained(source, batches, 1)
+        source.record_before_batches(False)
+        trained += self.trained(source, batches, 1)
+        saved, expected = source.state_dict(), self.trained(source, batches, 4)
+        assert BEFORE_WAITING not in saved
+        again = source_of(data, saved)
+        found = self.trained(again, again.begin_epoch(0, 2, 1), 4)
+        assert found[0][1:] == expected[0][1:]
+        assert found[1:] == expected[1:]
+
     @pytest.mark.parametrize("count", [1, 3])
     def test_after_a_checkpoint_of_transformers_the_first_update_is_loaded_with_earlier_states(self, count):
         saved = state_after(9)

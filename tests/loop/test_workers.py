@@ -7,8 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 from torch.utils.data import Dataset
+from transformers import DefaultDataCollator
 
 from mps_trainer import Trainer
+from mps_trainer.data.workers import close_workers
 from tests.conftest import callback, examples
 
 
@@ -83,8 +85,26 @@ def test_evaluations_share_a_loader_until_data_or_batches_change(make_trainer, l
     for size, dataset in [(8, None), (8, None), (4, None), (4, examples(5)), (4, None)]:
         trainer.args.per_device_eval_batch_size = size
         trainer.evaluate(dataset)
-    assert [loader is before for before, loader in pairwise(seen)] == [True, False, False, False]
-    assert [len(loader) for loader in seen] == [3, 3, 6, 2, 6]
+    trainer.data_collator = DefaultDataCollator()
+    trainer.evaluate()
+    assert [loader is before for before, loader in pairwise(seen)] == [True, False, False, False, False]
+    assert [len(loader) for loader in seen] == [3, 3, 6, 2, 6, 6]
+    assert not left()
+
+
+def test_a_loader_that_takes_the_place_of_another_ends_the_workers_of_a_finished_pass(make_trainer, left):
+    trainer = make_trainer(dataloader_num_workers=1, dataloader_persistent_workers=True)
+    first = trainer.get_eval_dataloader()
+    batches = len(list(first))
+    assert len(left()) == 1
+    second = trainer.get_eval_dataloader(examples(33))
+    assert not left()
+    within = iter(second)
+    next(within)
+    trainer.get_eval_dataloader(examples(5))  # another evaluation within this one
+    assert len(list(within)) == 4
+    assert len(list(first)) == batches  # starts workers again
+    close_workers(first, second)
     assert not left()
 
 

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from torch import nn
+from transformers import trainer_optimizer
 
 from mps_trainer.errors import MissingPackageError
 from mps_trainer.optim.factory import class_and_settings
@@ -25,6 +26,13 @@ def test_paged_and_8_bit_optimizers_are_refused_on_mps_in_one_line(optim, make_a
 def test_others_are_not(optim, make_args, mps):
     with contextlib.suppress(MissingPackageError):
         class_and_settings(make_args(optim=optim))
+
+
+def test_an_optimizer_that_an_older_transformers_lacks_is_refused(make_args, monkeypatch):
+    monkeypatch.delitem(trainer_optimizer._OPTIMIZER_HANDLERS, "sgd")
+    text = refusal(class_and_settings, make_args(optim="sgd"))
+    assert text.startswith("optim='sgd' ")
+    assert text.endswith("cannot be used: the installed release of transformers does not have it")
 
 
 class Waves(nn.Module):
@@ -50,3 +58,10 @@ def test_complex_weights_are_refused_by_a_fused_optimizer_with_one_that_takes_th
 @pytest.mark.every_device
 def test_complex_weights_train_with_the_other_one(trained):
     assert trained({"model": Waves()}, max_steps=1, optim="adamw_torch").state.global_step == 1
+
+
+@pytest.mark.every_device
+def test_frozen_complex_weights_train_with_a_fused_optimizer(trained):
+    model = Waves()
+    model.waves.requires_grad_(False)
+    assert trained({"model": model}, max_steps=1, optim="adamw_torch_fused").state.global_step == 1

@@ -1,0 +1,32 @@
+"""Checks that the processes of a run have the same data."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from transformers.trainer_utils import has_length
+
+from ..errors import MisconfigurationException
+from .processes import Processes
+
+
+def check_same_data(trainer: Any, processes: Processes) -> None:
+    """Raises MisconfigurationException if datasets that the processes share have different sizes in them.
+
+    Where a subclass makes the loaders, each process may have its own data.
+    """
+    if not processes.is_distributed:
+        return
+    found = {}
+    for name, method in (("train_dataset", "get_train_dataloader"), ("eval_dataset", "get_eval_dataloader")):
+        is_shared = getattr(type(trainer), method).__module__.startswith("mps_trainer.")
+        dataset = getattr(trainer, name)
+        found[name] = len(dataset) if is_shared and has_length(dataset) else None
+    everybodys = processes.gather((socket.gethostname(), found))
+    for name in found:
+        if len({sizes[name] for _, sizes in everybodys}) > 1:
+            said = ", ".join(f"{sizes[name]} in process {i} on {host}" for i, (host, sizes) in enumerate(everybodys))
+            raise MisconfigurationException(
+                f"The {name} differs in size among the processes: {said}. Give all of them the same data."
+            )
