@@ -3,6 +3,8 @@
 transformers gives `num_items_in_batch`, the items of the whole update, to each model whose forward() takes further
 arguments, and to functions of the user. Some models divide their loss by it. Others, such as BERT's heads, ignore it,
 and their loss stays the mean of one batch. Nothing says which, but the first batch shows it.
+
+This module decides whether a loss is divided; `loop/loss.py` computes the divisor.
 """
 
 from __future__ import annotations

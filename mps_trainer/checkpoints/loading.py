@@ -195,8 +195,9 @@ def _fitted_to(optimizer: Any, saved: Any) -> Any:
 def read_position(folder: str, rank: int = 0, size: int = 1) -> dict[str, Any]:
     """Returns the position of process `rank` of `size`, or {} for a checkpoint without one, such as transformers'.
 
-    The epoch and batch in it are for streams; otherwise they follow from the step. Where another number of processes
-    wrote the checkpoint, each continues with the mean of their losses.
+    `Position` uses the epoch and batch in it for a stream, and where the length of an epoch and the accumulation are
+    as they were. Otherwise it computes them from the step. Where another number of processes wrote the checkpoint,
+    each continues with the mean of their losses.
 
     Raises:
         MisconfigurationException: for a damaged file.

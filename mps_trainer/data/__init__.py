@@ -1,1 +1,1 @@
-"""From a dataset to batches on the device."""
+"""Makes the batches of a dataset, in host memory; `BatchTransfer` moves them to the device."""

@@ -47,8 +47,7 @@ class _Unread:
 
 
 class LossMeter:
-    """Keeps the losses of the steps on the device, and computes nothing with them there. Only `read`, `read_norm`,
-    `state_dict` and `sum` wait for it.
+    """Keeps the losses of the steps on the device. `read`, `read_norm`, `state_dict` and `sum` wait for the device.
 
     Args:
         device: where the losses are.

@@ -7,7 +7,8 @@ Who owns what:
 - `Position` has everything else that tells where the run is. `state_dict` and `load_state_dict` carry it over to the
   process that resumes the run; `snapshot` and `restore` undo an update or an evaluation that did not end.
 - `Rollback` undoes what such an update changed beside it: buffers of the model, and the count of operations.
-- `BatchSource`, a part of it, has the pass over the loader and the random states. It alone restores random numbers.
+- `BatchSource`, a part of `Position`, has the pass over the loader and the random states. At a resume it alone
+  restores them.
 - The loader and its samplers know the position only during a pass, whose epoch and first batch `BatchSource` gives
   them. `EpochLoader.iteration` and `SeededSampler.epoch` count on for people who iterate by hand; a run does not read
   them. `PrefetchIterator` has the batch that is loaded ahead, and the random states before it.

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """Runs one training of a Trainer, which it becomes the current run of.
+    """Runs one training. The Trainer holds it as `_mt_run` until it ends.
 
     Nothing between two logs reads a value from the device: its queue is not drained for a number that nobody looks at.
 

@@ -31,7 +31,10 @@ from .surface import TrainerSurface
 def run_of(
     trainer: TrainerSurface, resume_from_checkpoint: str | bool | None = None, trial: Any = None
 ) -> Iterator[TrainingRun]:
-    """Yields a run of the Trainer, prepared and resumed. Everything that it has changed is undone at its end.
+    """Yields a run of the Trainer, prepared and resumed.
+
+    At its end the patches and hooks of the model are removed, and the Trainer forgets the run. Weights, state and
+    optimizer stay.
 
     Inside, the run owns its output folder, its supervisor and the other processes know of it, the model is prepared
     and patched for training, a signal saves and ends the run, and errors say what to do about them.
