@@ -261,8 +261,9 @@ class LossNormalisation:
         Args:
             owner: the name of the class whose compute_loss has computed it.
         """
-        if isinstance(given := self._batch.num_items, _Watched):
-            self.subclass_divides = given.was_used  # only now: memory may run out before compute_loss looks at it
+        if isinstance(given := self._batch.num_items, _Watched):  # memory may run out before compute_loss looks at it
+            # a batch that super() has computed tells nothing of the losses that the subclass computes itself
+            self.subclass_divides = given.was_used or self._batch.computed_by != SUBCLASS
         if not self.is_normalised(num_items, settings):
             return weight.of_mean(loss)
         if self._batch.computed_by == SUBCLASS and self.subclass_divides is False:

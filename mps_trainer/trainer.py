@@ -75,6 +75,7 @@ from .model.introspection import (
     accepts_loss_kwargs,
     base_model,
     flos_per_token,
+    forget_operations,
     main_input,
     spans_devices,
     tokens_in,
@@ -299,6 +300,7 @@ class Trainer:
         self.model = self.model_wrapped = model
         self._mt_normalisation = LossNormalisation()
         self._signature_columns = None
+        forget_operations(model)
         config: Any = getattr(model, "config", None)
         if config is not None:
             config.use_cache = args.use_cache

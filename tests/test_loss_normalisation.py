@@ -286,6 +286,16 @@ def test_the_means_of_a_subclass_are_added_and_halved_batches_have_their_part_of
     assert own(LossNormalisation(), settings, weight=weight, uses=True) == 6
 
 
+def test_a_batch_that_super_computes_tells_nothing_of_the_losses_of_a_subclass():
+    losses, settings = LossNormalisation(model_divides=False), LossSettings(compat=OWN_LOSS)
+    weight, items = BatchWeight(8.0, accumulated=2, is_split=True), torch.tensor(8)
+    losses.begin_batch(MODEL, items, settings)
+    losses.loss_of(MODEL, OUTPUTS, {}, None, items, settings)
+    losses.weighted(OUTPUTS["loss"], weight, items, settings, "Own")
+    assert own(losses, settings, weight=weight, uses=True) == 6
+    assert own(losses, settings, weight=weight) == 6  # it is taken to divide, as in transformers
+
+
 def test_a_subclass_that_replaces_a_method_around_the_loss_may_use_the_items():
     losses = LossNormalisation(model_divides=False)
     assert losses.may_use_items(LossSettings(compat=Compat(computes_updates=True)))

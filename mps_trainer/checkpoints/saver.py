@@ -112,7 +112,7 @@ class CheckpointSaver:
         trainer, state = self._trainer, self._trainer.state
         if trainer.args.should_save:
             state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
-        compat = Compat.of(trainer) if trainer._mt_run is None else trainer._mt_compat
+        compat = Compat.of(trainer)  # a callback may have patched a method since the run began
         save = Save(
             state=state,
             model=trainer.model,

@@ -82,10 +82,15 @@ def flos_per_token(model: Any) -> int:
     Embeddings are left out of the parameters, as in the source: looking up a row is not an operation. 0 for a model
     that does not tell its number of parameters.
     """
-    if model not in _operations:
+    if model not in _operations:  # `forget_operations` removes it
         count = getattr(model, "num_parameters", None)
         _operations[model] = 0 if count is None else 6 * count(exclude_embeddings=True)
     return _operations[model]
+
+
+def forget_operations(model: Any) -> None:
+    """Has `flos_per_token` count again: layers may have been added to a model or removed."""
+    _operations.pop(model, None)
 
 
 def tokens_in(model: Any, inputs: Any, without_padding: bool, pad_token_id: int | None) -> int | None:
