@@ -34,7 +34,7 @@ SUBCLASS, FUNCTION, SMOOTHER, MODEL = "subclass", "compute_loss_func", "label_sm
 
 
 class LossSettings(NamedTuple):
-    """What a Trainer says about its losses. Libraries and callbacks set it at any time, so it is read for each batch.
+    """Holds what a Trainer says about its losses. It is read for each batch, because libraries and callbacks set it.
 
     Args:
         function: `compute_loss_func`.

@@ -413,7 +413,7 @@ class Trainer:
             raise ValueError(
                 "A batch is empty, so the model has no input. Check that the dataset has columns that "
                 f"{type(self.model).__name__}.forward takes: "
-                f"{', '.join(getattr(self, '_mt_signature_columns', []))}."
+                f"{', '.join(self._mt_signature_columns)}."
             )
         return self._prepare_input(inputs)
 
@@ -893,11 +893,11 @@ class Trainer:
         learning_rate: float | None = None,
     ) -> None:
         """Logs, evaluates and saves as the callbacks requested. `tr_loss` is the summed loss since the last log."""
-        loop = self._mt_run
-        if self.control.should_log and loop is not None and self.state.global_step > loop.meter.last_read_step:
-            loop.log(grad_norm, learning_rate)
+        run = self._mt_run
+        if self.control.should_log and run is not None and self.state.global_step > run.meter.last_read_step:
+            run.log(grad_norm, learning_rate)
         if self.control.should_evaluate:
-            with contextlib.nullcontext() if loop is None else loop.preemption.evaluating():
+            with contextlib.nullcontext() if run is None else run.preemption.evaluating():
                 metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
             if self.args.save_strategy == "best":

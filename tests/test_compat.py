@@ -78,7 +78,7 @@ def predicted(model, inputs, prediction_loss_only, ignore_keys=None):
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
 def test_a_method_patched_on_the_instance_before_an_evaluation_alone_counts(make_trainer, mps, call):
     trainer = make_trainer()
-    trainer.prediction_step = predicted  # as for transformers, it does not move the batch to the device
+    trainer.prediction_step = predicted  # transformers' Trainer moves batches for it, too
     getattr(trainer, call)(trainer.eval_dataset)
     del trainer.prediction_step
     getattr(trainer, call)(trainer.eval_dataset)

@@ -1,4 +1,4 @@
-"""Who imports whom in a package, read from its source: rooms are folders and modules, an import leads to another room.
+"""Reads from the source of a package who imports whom: rooms are folders and modules, an import leads to another room.
 
 Imports within functions count, because they happen; those under `if TYPE_CHECKING` do not, because they never do.
 """

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..training_args import TrainingArguments
 
 _END = object()
-_UNKNOWN = object()  # not asked for yet
+_UNKNOWN = object()  # stands for a value that was not asked for yet
 _RECORDED = 2**14  # so many batches are recorded (5 MB if they have 32 rows): a loss is read at the next log
 
 

@@ -14,15 +14,14 @@ from .processes import Processes
 def check_same_data(trainer: Any, processes: Processes) -> None:
     """Raises MisconfigurationException if datasets that the processes share have different sizes in them.
 
-    Where a subclass makes the loaders, each process may have its own data.
+    Where other code makes the loaders, each process may have its own data.
     """
     if not processes.is_distributed:
         return
-    found = {}
-    for name, method in (("train_dataset", "get_train_dataloader"), ("eval_dataset", "get_eval_dataloader")):
-        is_shared = getattr(type(trainer), method).__module__.startswith("mps_trainer.")
+    found, compat = {}, trainer._mt_compat
+    for name, is_own in (("train_dataset", compat.gives_train_loader), ("eval_dataset", compat.gives_eval_loader)):
         dataset = getattr(trainer, name)
-        found[name] = len(dataset) if is_shared and has_length(dataset) else None
+        found[name] = len(dataset) if not is_own and has_length(dataset) else None
     everybodys = processes.gather((socket.gethostname(), found))
     for name in found:
         if len({sizes[name] for _, sizes in everybodys}) > 1:

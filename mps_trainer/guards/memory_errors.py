@@ -88,7 +88,8 @@ def explained(trainer: DescribedTrainer, doing: str) -> Iterator[None]:
 
 def _clear_frames(error: BaseException) -> None:
     """Clears the local variables of all frames of `error`: a notebook keeps it, and they keep all activations."""
-    for one in with_causes(error):  # not in `explained`, whose frame the traceback has: the two would keep each other
+    # The loop is not in `explained`: the traceback has that function's frame, and the two would keep each other.
+    for one in with_causes(error):
         traceback.clear_frames(one.__traceback__)
 
 

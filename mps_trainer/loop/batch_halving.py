@@ -67,7 +67,7 @@ class MicrobatchSplitter:
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
         self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
         self._has_warned = False
-        self._batches: list[Any] = []  # of the update under way
+        self._batches: list[Any] = []  # they make the update under way
 
     def accumulate(self, train_on: Callable[[list[Any], Any, Any, int], None], update: Update) -> None:
         """Calls `train_on(microbatches, num_items, divisors, count)` with microbatches that fit into memory.

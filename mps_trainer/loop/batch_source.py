@@ -77,6 +77,7 @@ class BatchSource:
         before = rng_state(self._generators)
         # a checkpoint of transformers does not have the states before the epoch: workers start anew, as there
         batches = epoch_batches(self.loader, epoch, skip, load_skipped=before_epoch is not None)
+        self._batches = batches  # set before anything is loaded, so that `explain` and `close` know it
         first: list[Any] = []
         if not saved:
             first = list(itertools.islice(batches, count))
@@ -85,9 +86,9 @@ class BatchSource:
             waiting = saved.get(BEFORE_WAITING)
             if waiting is not None:
                 set_rng(waiting, self._generators)
-            if waiting is not None or BEFORE_WAITING not in saved:  # not recorded where loading draws nothing
+            if waiting is not None or BEFORE_WAITING not in saved:  # loading that draws nothing records no states
                 batches.load_ahead()
-        self._before_epoch, self._batches = before, batches
+        self._before_epoch = before
         return itertools.chain(first, batches) if first else batches
 
     @contextlib.contextmanager
@@ -158,7 +159,7 @@ class BatchSource:
         set_rng(saved, self._generators)
 
     def _loading_state(self) -> dict[str, Any]:
-        if self._batches is None and self._of_loading is not None:  # the run has only just resumed from it
+        if self._of_loading is not None:  # the run has only just resumed from it
             return self._of_loading
         kept: dict[str, Any] = {BEFORE_EPOCH: self._before_epoch}
         if (order := order_of(self.loader)) is not None:

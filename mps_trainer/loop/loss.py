@@ -124,9 +124,8 @@ class UpdateLoss:
             return divisors_of(counts)
         items, with_loss = sum(count or 0 for count in counts), len(counts) - len(padding)
         totals = processes.sum_later([counts.count(None), items, with_loss])
-        if all(
-            count for i, count in enumerate(counts) if i not in padding
-        ):  # each has a loss, whatever the others say
+        # each own batch has a loss, whatever the other processes say
+        if all(count for i, count in enumerate(counts) if i not in padding):
             return [SharedDivisor(count, totals, processes.size) if count else None for count in counts]
         unknown, total, number = totals()
         if unknown or not total:

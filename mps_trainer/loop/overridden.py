@@ -14,23 +14,23 @@ from ..compat import Compat
 from ..data.transfer import BatchTransfer
 from .surface import TrainerSurface
 
-Step = Callable[[TrainerSurface, Any, Any, Any], torch.Tensor]
+RunBatch = Callable[[TrainerSurface, Any, Any, Any], torch.Tensor]
 
 
-def step_for(compat: Compat, transfer: BatchTransfer) -> Step:
+def batch_runner_for(compat: Compat, transfer: BatchTransfer) -> RunBatch:
     """Returns a function of Trainer, model, batch and number of items that runs a batch and returns its loss."""
     if not compat.steps_see_batches:
-        return _own_step
+        return _run_batch
+    move = transfer.before_other_code(True)
 
-    def overridden_step(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
+    def run_moved_batch(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
         loss = trainer.training_step(model, move(batch), num_items)
         return loss.clone() if compat.keeps_losses else loss  # other code may change it in place later on
 
-    move = transfer.before_other_code(True)
-    return overridden_step
+    return run_moved_batch
 
 
-def _own_step(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
+def _run_batch(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
     return trainer.training_step(model, batch, num_items)
 
 

@@ -42,7 +42,7 @@ from .items import ItemCounter
 from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
-from .overridden import OverriddenTokenCount, TokenCount, step_for
+from .overridden import OverriddenTokenCount, TokenCount, batch_runner_for
 from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .rollback import Rollback
@@ -109,7 +109,7 @@ class TrainingRun:
 
         buckets = buckets_of(self.loader)
         self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
-        self.run_step = step_for(compat, trainer._mt_transfer)
+        self.run_batch = batch_runner_for(compat, trainer._mt_transfer)
         self.move_loaded = trainer._mt_transfer.before_other_code(compat.loads_batches)
         self.tokens = OverriddenTokenCount(trainer) if compat.counts_tokens else TokenCount(trainer)
         # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
@@ -367,7 +367,7 @@ class TrainingRun:
         """
         try:
             with self.batch_check.watching(batch, name_row):
-                loss = self.run_step(self.trainer, self.model, batch, num_items)
+                loss = self.run_batch(self.trainer, self.model, batch, num_items)
         except Exception as error:
             explain_missing_columns(error, self.loader, batch, needs_labels=True)
             raise

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mps_trainer.checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state, set_rng
-from mps_trainer.data.epoch_loader import prepare_loader
+from mps_trainer.data.epoch_loader import PrefetchIterator, prepare_loader
 from mps_trainer.distributed import Processes
 from mps_trainer.loop.batch_source import BatchSource
 from mps_trainer.training_args import TrainingArguments
@@ -204,3 +204,16 @@ def test_a_snapshot_of_loading_begins_the_pass_again():
     assert list(batches) == []
     assert source.state_dict()[BEFORE_WAITING] is saved[BEFORE_WAITING]
     set_rng(saved)
+
+
+def test_a_pass_whose_batches_cannot_be_loaded_again_is_known_and_the_saved_states_stay(monkeypatch):
+    saved = {**state_after(9), BEFORE_EPOCH: state_after(4), BEFORE_WAITING: state_after(5)}
+    source = source_of(prepared(), saved)
+    told = []
+    monkeypatch.setattr("mps_trainer.loop.batch_source.explain_worker", lambda error, batches: told.append(batches))
+    monkeypatch.setattr(PrefetchIterator, "load_ahead", fail)
+    with pytest.raises(ZeroDivisionError):
+        source.begin_epoch(0, 2, 1)
+    source.explain(RuntimeError())
+    assert isinstance(told[0], PrefetchIterator)
+    assert source.state_dict()[BEFORE_EPOCH] is saved[BEFORE_EPOCH]

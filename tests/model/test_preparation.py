@@ -13,7 +13,7 @@ def test_checkpointing_that_is_set_on_existing_arguments_is_used(make_trainer):
     model.gradient_checkpointing_enable = lambda gradient_checkpointing_kwargs: asked.append(True)
     asked = []
     trainer = make_trainer({"model": model}, max_steps=1)
-    trainer.args.gradient_checkpointing = True  # as the advice for memory names it
+    trainer.args.gradient_checkpointing = True  # the advice for memory says it so
     trainer.train()
     assert asked == [True]
 

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.reports import fallbacks, recorder
-from mps_trainer.reports.fallbacks import FallbackWatch  # that of a Mac, as no device is simulated yet
+from mps_trainer.reports.fallbacks import FallbackWatch  # a Mac has this one; the simulated device replaces it
 from mps_trainer.reports.record import NAME, PAGE
 from tests.conftest import accuracy, callback, examples, messages_with, on_device, refusal
 

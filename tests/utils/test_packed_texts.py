@@ -1,4 +1,4 @@
-"""Where the texts of packed rows begin, as the host knows it."""
+"""Checks that the host knows where the texts of packed rows begin."""
 
 import pytest
 import torch

@@ -81,7 +81,7 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     stand_in._mt_normalisation = LossNormalisation(model_divides=True, subclass_divides=True)
     stand_in._mt_transfer = BatchTransfer(args.device)
     stand_in._mt_attention_masks = AttentionMasks(args.device)
-    stand_in._mt_attention_masks.applies = True  # as on mps
+    stand_in._mt_attention_masks.applies = True  # mps applies them
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in.callback_handler = handler
