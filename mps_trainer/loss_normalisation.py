@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
-from .compat import Compat
 from .distributed.ddp import inside
 from .distributed.sharded import is_sharded
 from .loop.items import items_of, predicts_next_token, shifts_labels
 from .loop.loss import BatchWeight, UpdateLoss, loss_in_outputs
 from .model.introspection import base_model, without_adapters
+from .overrides import Overrides
 from .utils.compiled import inside_compiled, is_compiled
 
 # the first releases of transformers 5 do not divide
@@ -41,14 +41,14 @@ class LossSettings(NamedTuple):
         smoother: `label_smoother`.
         accepts_items: `model_accepts_loss_kwargs`.
         declared: `loss_is_scaled_for_ga`.
-        compat: the overrides of the Trainer.
+        overrides: the overrides of the Trainer.
     """
 
     function: Callable | None = None
     smoother: Any = None
     accepts_items: bool = True
     declared: bool | None = None
-    compat: Compat = Compat()
+    overrides: Overrides = Overrides()
 
     @classmethod
     def of(cls, trainer: Any) -> LossSettings:
@@ -57,7 +57,7 @@ class LossSettings(NamedTuple):
             trainer.label_smoother,
             trainer.model_accepts_loss_kwargs,
             trainer.loss_is_scaled_for_ga,
-            trainer._mt_compat,
+            trainer._mt_overrides,
         )
 
     @property
@@ -70,7 +70,7 @@ class LossSettings(NamedTuple):
         """Returns what computes the losses to come."""
         if self.function is not None:
             return FUNCTION
-        if self.compat.computes_updates:
+        if self.overrides.compute_losses_or_items:
             return SUBCLASS
         return MODEL if self.smoother is None else SMOOTHER
 
@@ -163,7 +163,7 @@ class LossNormalisation:
         The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.
         Compiled code cannot be watched: it is traced once.
         """
-        says_nothing = settings.declared is None and settings.compat.computes_loss and settings.accepts_items
+        says_nothing = settings.declared is None and settings.overrides.compute_loss and settings.accepts_items
         is_unknown = self.subclass_divides is None and num_items is not None
         if is_unknown and says_nothing and not is_compiled(inside(model)):
             num_items = torch.as_tensor(num_items).as_subclass(_Watched)
@@ -244,7 +244,7 @@ class LossNormalisation:
         computed_by = self._batch.computed_by
         if not (self.is_normalised(num_items, settings) and self.rule(computed_by, settings).divides_by_items):
             return False
-        return inside(model).training or (settings.compat.counts_items and not self._counted_alone)
+        return inside(model).training or (settings.overrides.get_num_items_in_batch and not self._counted_alone)
 
     def is_normalised(self, num_items: Any, settings: LossSettings) -> bool:
         """Returns True if the last loss is already normalised over `num_items`, the items of the whole update."""

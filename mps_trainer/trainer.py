@@ -41,7 +41,6 @@ from .checkpoints.output_folder import make_folder
 from .checkpoints.rng import read_rng, rng_state, set_rng
 from .checkpoints.savable_logs import SavableLogs
 from .checkpoints.saver import CheckpointSaver
-from .compat import Compat
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
@@ -89,6 +88,7 @@ from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
+from .overrides import Overrides
 from .reports.recorder import compare_trials
 from .training_args import TrainingArguments
 from .utils.log_level import set_log_level
@@ -171,7 +171,7 @@ class Trainer:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
         trainer_checks.check_arguments(args)
         trainer_checks.check_subclass(type(self))
-        self._mt_compat = Compat.of(self)
+        self._mt_overrides = Overrides.of(self)
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
@@ -197,7 +197,7 @@ class Trainer:
         trainer_checks.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
         trainer_checks.check_processes(args, self._mt_processes)
         trainer_checks.check_sharding(args, self._mt_processes, model, optimizers)
-        trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, self._mt_compat.gives_eval_loader)
+        trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, self._mt_overrides.get_eval_dataloader)
         trainer_checks.check_training(args, train_dataset, data_collator)
 
         if args.memory_guard and args.device.type == "mps":
@@ -254,8 +254,8 @@ class Trainer:
         refuse_in_starting_process()
         trainer_checks.check_not_training(self.is_in_train)
         self._memory_tracker.start()
-        self._mt_compat = Compat.of(self)
-        if self.train_dataset is None and not self._mt_compat.gives_train_loader:
+        self._mt_overrides = Overrides.of(self)
+        if self.train_dataset is None and not self._mt_overrides.get_train_dataloader:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self._hp_search_setup(trial)  # may set the seed with which the model is made
@@ -472,7 +472,7 @@ class Trainer:
         Autocast covers only the model's own forward: your `compute_loss` receives and computes float32.
         """
         masks = self._mt_attention_masks
-        if not self._mt_compat.autocasts:
+        if not self._mt_overrides.autocast_smart_context_manager:
             return masks.in_use() if masks.applies else contextlib.nullcontext()
         stack = contextlib.ExitStack()
         if masks.applies:
@@ -787,7 +787,7 @@ class Trainer:
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
             return evaluate_each(self, eval_dataset, metric_key_prefix, ignore_keys=ignore_keys)
         if not self.is_in_train:
-            self._mt_compat = Compat.of(self)
+            self._mt_overrides = Overrides.of(self)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = evaluate_dataset(
@@ -811,7 +811,7 @@ class Trainer:
         """Returns predictions for `test_dataset`, with labels and metrics if it has labels; logs nothing."""
         trainer_checks.check_has_model(self.model)
         if not self.is_in_train:
-            self._mt_compat = Compat.of(self)
+            self._mt_overrides = Overrides.of(self)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = evaluate_dataset(
@@ -847,7 +847,7 @@ class Trainer:
             processes=self._mt_processes,
             events=self._mt_events,
             precision=self._mt_precision,
-            compat=self._mt_compat,
+            overrides=self._mt_overrides,
             transfer=self._mt_transfer,
             run=self._mt_run,
             warned=self._mt_warned_of_metrics,
@@ -1269,5 +1269,5 @@ class Trainer:
         return self.args.process_index == 0
 
 
-# `Compat` compares with these, because a library may patch the class later on
+# `Overrides` compares with these, because a library may patch the class later on
 Trainer._mt_methods = {name: getattr(Trainer, name) for name in vars(Trainer)}

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from torch import nn
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ..compat import Compat
 from ..distributed import Processes
 from ..model.precision import MixedPrecision
+from ..overrides import Overrides
 from . import folders, manifest
 from .checkpoints import Checkpoints, SaveResult
 from .loading import OPTIMIZER, POSITION, SCALER, SCHEDULER, Stateful
@@ -32,7 +32,7 @@ class SavingTrainer(WritingTrainer, Protocol):
     state: TrainerState
     control: TrainerControl
     _mt_checkpoints: Checkpoints
-    _mt_compat: Compat
+    _mt_overrides: Overrides
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any  # the run under way, None for a checkpoint that is saved by hand
@@ -112,7 +112,7 @@ class CheckpointSaver:
         trainer, state = self._trainer, self._trainer.state
         if trainer.args.should_save:
             state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
-        compat = Compat.of(trainer)  # a callback may have patched a method since the run began
+        overrides = Overrides.of(trainer)  # a callback may have patched a method since the run began
         save = Save(
             state=state,
             model=trainer.model,
@@ -120,9 +120,9 @@ class CheckpointSaver:
             args=trainer.args,
             processor=processor_to_save(trainer.processing_class, trainer.data_collator),
             processes=trainer._mt_processes,
-            methods=TrainerMethods(trainer) if compat.writes_checkpoints else None,
+            methods=TrainerMethods(trainer) if overrides.write_checkpoints else None,
             in_run=trainer._mt_run is not None,
-            in_background=trainer.args.should_save and self._may_write_in_background(compat),
+            in_background=trainer.args.should_save and self._may_write_in_background(overrides),
         )
         if (result := self._checkpoints.write(save)) is not None:
             self._note_result(result)
@@ -135,17 +135,17 @@ class CheckpointSaver:
             found[SCALER] = trainer._mt_precision.scaler
         return {**found, POSITION: RandomStatesOnly() if run is None else run.position}
 
-    def _may_write_in_background(self, compat: Compat) -> bool:
+    def _may_write_in_background(self, overrides: Overrides) -> bool:
         """Returns True if a copy can be written while training goes on.
 
         It cannot where a checkpoint is saved by hand, nor where the user's code takes part in writing it or expects
         it to be there at on_save.
         """
         trainer, events = self._trainer, self._trainer._mt_events
-        if trainer._mt_run is None or compat.writes_checkpoints or events.has_listener("on_save"):
+        if trainer._mt_run is None or overrides.write_checkpoints or events.has_listener("on_save"):
             return False
         # an upload begins when the checkpoint is complete, which may be a step later
-        if trainer.args.push_to_hub and (compat.uploads_checkpoints or events.has_listener("on_push_begin")):
+        if trainer.args.push_to_hub and (overrides.push_from_checkpoint or events.has_listener("on_push_begin")):
             return False
         return can_write_copy(trainer.model, trainer.optimizer, trainer.args)
 

@@ -61,11 +61,11 @@ class MicrobatchSplitter:
         self.trainer, self.position, self.rollback, self.gradients = trainer, position, rollback, gradients
         self.history, self.batch_size, self.loss, self.move_loaded = history, batch_size, loss, move_loaded
         self._max_rows, self._rows_are_examples = max_rows, True
-        self._loads_again = not trainer._mt_compat.splits_batches
+        self._loads_again = not trainer._mt_overrides.split_batch
         if self._loads_again:
             keep_examples(history.loader)
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
-        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
+        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_overrides.compute_loss
         self._has_warned = False
         self._batches: list[Any] = []  # they make the update under way
 

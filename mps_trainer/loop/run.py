@@ -18,7 +18,6 @@ from ..checkpoints.loading import read_position
 from ..checkpoints.rng import read_rng
 from ..checkpoints.saver import CheckpointSaver
 from ..checkpoints.writers import check_extra_states
-from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
@@ -32,6 +31,7 @@ from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.adamw import AdamW
 from ..optim.factory import follows_metric, set_mode
+from ..overrides import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..reports.recorder import begin_report
 from ..search import set_state
 from .batch_halving import MicrobatchSplitter, initial_batch_sizes
@@ -42,7 +42,7 @@ from .items import ItemCounter
 from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
-from .overridden import OverriddenTokenCount, TokenCount, batch_runner_for
+from .override_adapters import OverriddenTokenCount, TokenCount, batch_runner_for
 from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .rollback import Rollback
@@ -70,7 +70,7 @@ class TrainingRun:
 
     def __init__(self, trainer: TrainerSurface, trial: Any = None, resume_from: str | None = None) -> None:
         self.trainer, self.trial, self.args, self.events = trainer, trial, trainer.args, trainer._mt_events
-        self.resume_from, args, compat = resume_from, trainer.args, trainer._mt_compat
+        self.resume_from, args, overrides = resume_from, trainer.args, trainer._mt_overrides
         supervised = trainer._mt_supervised
         limit = None if supervised is None or args.fsdp else supervised.examples  # memory ran out before a restart
         splits_batches = args.auto_find_batch_size or limit is not None
@@ -99,22 +99,22 @@ class TrainingRun:
             set_state(trainer.state, trainer._trial, trainer.hp_name)
         self.saver = CheckpointSaver(trainer)
         trainer._mt_checkpoints.find_stale(resume_from, trainer.state.global_step)
-        if args.save_strategy != "no" and not compat.writes_checkpoints:
+        if args.save_strategy != "no" and not overrides.write_checkpoints:
             check_extra_states(unwrapped)
         if args.save_strategy == "no" or not args.save_async:
-            compat = compat.without(BACKGROUND_SAVES)
+            overrides = overrides.without(BACKGROUND_SAVES)
         if not isinstance(trainer.optimizer, AdamW):
-            compat = compat.without(CLIPPING_IN_STEP)
-        self.compat = trainer._mt_compat = compat
+            overrides = overrides.without(CLIPPING_IN_STEP)
+        self.overrides = trainer._mt_overrides = overrides
 
         buckets = buckets_of(self.loader)
         self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
-        self.run_batch = batch_runner_for(compat, trainer._mt_transfer)
-        self.move_loaded = trainer._mt_transfer.before_other_code(compat.loads_batches)
-        self.tokens = OverriddenTokenCount(trainer) if compat.counts_tokens else TokenCount(trainer)
+        self.run_batch = batch_runner_for(overrides, trainer._mt_transfer)
+        self.move_loaded = trainer._mt_transfer.before_other_code(overrides.get_batch_samples)
+        self.tokens = OverriddenTokenCount(trainer) if overrides.track_num_input_tokens else TokenCount(trainer)
         # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
-        self.shares_each_pass = compat.computes_loss or bool(args.fsdp)
-        self.waits_at_each_step = compat.logs_each_step
+        self.shares_each_pass = overrides.compute_loss or bool(args.fsdp)
+        self.waits_at_each_step = overrides.maybe_log_save_evaluate
         counter = ItemCounter.of(trainer.model, trainer.label_names)
         averages, share = args.average_tokens_across_devices, distributed_sampler(self.loader)
         self.loss = UpdateLoss(counter, trainer._mt_processes, averages, share)
@@ -134,10 +134,12 @@ class TrainingRun:
             examples_at_a_time=examples_at_a_time,
         )
         self.rollback = Rollback(trainer, unwrapped, self.position)
-        self.gradients = Gradients(unwrapped, self.events, trainer._mt_precision, clips_in_step=not compat.clips)
+        self.gradients = Gradients(
+            unwrapped, self.events, trainer._mt_precision, clips_in_step=not overrides.clip_or_measure_gradients
+        )
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
-        self.history = BatchHistory(self.loader, not compat.loads_batches)
+        self.history = BatchHistory(self.loader, not overrides.get_batch_samples)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
         guards_cache = args.memory_guard and args.device.type == "mps"
         self.cache_guard = CacheGuard(args.device) if guards_cache else None
@@ -145,7 +147,7 @@ class TrainingRun:
         self.splitter, self.stop_on_nan = None, None
         if splits_batches:
             # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
-            sampler = None if compat.splits_batches else getattr(self.loader, "batch_sampler", None)
+            sampler = None if overrides.split_batch else getattr(self.loader, "batch_sampler", None)
             self.splitter = MicrobatchSplitter(
                 trainer,
                 self.position,
@@ -167,7 +169,7 @@ class TrainingRun:
     def _prepare_model_and_optimizer(self) -> None:
         """Wraps the model, and makes optimizer and schedule where the Trainer has none."""
         trainer = self.trainer
-        if trainer.optimizer is None and not trainer._mt_compat.makes_optimizer_or_loss:
+        if trainer.optimizer is None and not trainer._mt_overrides.may_train_other_parameters:
             check_trainable(trainer.model)
         self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
@@ -195,7 +197,7 @@ class TrainingRun:
             "loop": read_position(folder, processes.rank, processes.size),
             "rng": read_rng(folder, processes.rank, processes.size),
         }
-        load_rng = functools.partial(trainer._load_rng_state, folder) if self.compat.restores_rng else None
+        load_rng = functools.partial(trainer._load_rng_state, folder) if self.overrides.load_rng_state else None
         self.position.load_state_dict(saved, load_rng)
 
     # Training
@@ -237,7 +239,7 @@ class TrainingRun:
         with position.repeating():
             self.events.fire("on_train_begin")
         self.begin_report()
-        for text in self.compat.off:
+        for text in self.overrides.reasons:
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)

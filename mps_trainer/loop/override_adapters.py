@@ -10,22 +10,22 @@ from typing import Any
 
 import torch
 
-from ..compat import Compat
 from ..data.transfer import BatchTransfer
+from ..overrides import Overrides
 from .surface import TrainerSurface
 
 RunBatch = Callable[[TrainerSurface, Any, Any, Any], torch.Tensor]
 
 
-def batch_runner_for(compat: Compat, transfer: BatchTransfer) -> RunBatch:
+def batch_runner_for(overrides: Overrides, transfer: BatchTransfer) -> RunBatch:
     """Returns a function of Trainer, model, batch and number of items that runs a batch and returns its loss."""
-    if not compat.steps_see_batches:
+    if not overrides.see_training_batches:
         return _run_batch
     move = transfer.before_other_code(True)
 
     def run_moved_batch(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
         loss = trainer.training_step(model, move(batch), num_items)
-        return loss.clone() if compat.keeps_losses else loss  # other code may change it in place later on
+        return loss.clone() if overrides.training_step else loss  # other code may change it in place later on
 
     return run_moved_batch
 
