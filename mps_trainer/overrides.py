@@ -57,7 +57,9 @@ class Overrides:
         maybe_log_save_evaluate: the override logs, evaluates and saves, and has to be called after each step.
         push_from_checkpoint: the override uploads checkpoints.
         load_rng_state: the override restores random numbers from a checkpoint.
+        log: the override sees, and may change, what is logged.
         may_train_other_parameters: True if overrides make the optimizer or the loss.
+        move_batches: True if overrides move batches to the device.
         see_training_batches: True if overrides see training batches before the Trainer moves them to the device.
         see_evaluation_batches: True if overrides see evaluation batches before the Trainer moves them.
         compute_losses_or_items: True if overrides compute the losses of an update, or take its batches and count
@@ -80,7 +82,9 @@ class Overrides:
     maybe_log_save_evaluate: bool = False
     push_from_checkpoint: bool = False
     load_rng_state: bool = False
+    log: bool = False
     may_train_other_parameters: bool = False
+    move_batches: bool = False
     see_training_batches: bool = False
     see_evaluation_batches: bool = False
     compute_losses_or_items: bool = False
@@ -98,7 +102,7 @@ class Overrides:
         def has(*names: str) -> bool:
             return not overridden.isdisjoint(names)
 
-        prepares = has("_prepare_inputs", "_prepare_input")
+        moves_batches = has("_prepare_inputs", "_prepare_input")
         to_blame = {path: tuple(name for name in names if name in overridden) for path, names in _SKIPPED_BY.items()}
         return cls(
             get_train_dataloader=has("get_train_dataloader"),
@@ -114,11 +118,13 @@ class Overrides:
             maybe_log_save_evaluate=has("_maybe_log_save_evaluate"),
             push_from_checkpoint=has("_push_from_checkpoint"),
             load_rng_state=has("_load_rng_state"),
+            log=has("log"),
             may_train_other_parameters=has(
                 "create_optimizer", "create_optimizer_and_scheduler", "compute_loss", "training_step"
             ),
-            see_training_batches=prepares or has("training_step"),
-            see_evaluation_batches=prepares or has("prediction_step"),
+            move_batches=moves_batches,
+            see_training_batches=moves_batches or has("training_step"),
+            see_evaluation_batches=moves_batches or has("prediction_step"),
             compute_losses_or_items=has("compute_loss", "training_step", "get_batch_samples"),
             clip_or_measure_gradients=has("_clip_grad_norm", "_get_grad_norm"),
             write_checkpoints=has(*_WRITERS),

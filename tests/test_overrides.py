@@ -31,8 +31,8 @@ EXPECTED = {
     "get_train_dataloader": {"get_train_dataloader"},
     "get_eval_dataloader": {"get_eval_dataloader"},
     "get_batch_samples": {"get_batch_samples", "compute_losses_or_items"},
-    "_prepare_inputs": {"see_training_batches", "see_evaluation_batches"},
-    "_prepare_input": {"see_training_batches", "see_evaluation_batches"},
+    "_prepare_inputs": {"move_batches", "see_training_batches", "see_evaluation_batches"},
+    "_prepare_input": {"move_batches", "see_training_batches", "see_evaluation_batches"},
     "prediction_step": {"see_evaluation_batches", "prediction_step"},
     "_get_num_items_in_batch": {"get_num_items_in_batch"},
     "_track_num_input_tokens": {"track_num_input_tokens"},
@@ -50,7 +50,8 @@ EXPECTED = {
     "_rotate_checkpoints": {"write_checkpoints"},
     "_push_from_checkpoint": {"push_from_checkpoint"},
     "_load_rng_state": {"load_rng_state"},
-    "log": set(),
+    "log": {"log"},
+    "evaluate": set(),
 }
 
 
