@@ -65,10 +65,10 @@ from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
 from .loop.label_smoothing import make_label_smoother
 from .loop.loss import BatchWeight
+from .loop.loss_normalisation import LossNormalisation, LossSettings
 from .loop.run import TrainingRun
 from .loop.run_context import run_of
 from .loop.trainer_state import load_callbacks, new_state
-from .loss_normalisation import LossNormalisation, LossSettings
 from .model import quantized
 from .model.introspection import (
     accepts_loss_kwargs,

@@ -4,7 +4,7 @@ transformers gives `num_items_in_batch`, the items of the whole update, to each 
 arguments, and to functions of the user. Some models divide their loss by it. Others, such as BERT's heads, ignore it,
 and their loss stays the mean of one batch. Nothing says which, but the first batch shows it.
 
-This module decides whether a loss is divided; `loop/loss.py` computes the divisor.
+This module decides whether a loss is divided; `loss.py` computes the divisor.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
-from .distributed.ddp import inside
-from .distributed.sharded import is_sharded
-from .loop.items import items_of, predicts_next_token, shifts_labels
-from .loop.loss import BatchWeight, UpdateLoss, loss_in_outputs
-from .model.introspection import base_model, without_adapters
-from .overrides import Overrides
-from .utils.compiled import inside_compiled, is_compiled
+from ..distributed.ddp import inside
+from ..distributed.sharded import is_sharded
+from ..model.introspection import base_model, without_adapters
+from ..overrides import Overrides
+from ..utils.compiled import inside_compiled, is_compiled
+from .items import items_of, predicts_next_token, shifts_labels
+from .loss import BatchWeight, UpdateLoss, loss_in_outputs
 
 # the first releases of transformers 5 do not divide
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
@@ -104,6 +104,16 @@ class BatchLoss:
 
 class LossNormalisation:
     """Gives the number of items to the code that computes losses, and finds out whether it divides by them.
+
+    The Trainer calls its methods in this order:
+
+    1. `items` once for an update, and for each batch of an evaluation;
+    2. `begin_batch` before `compute_loss`, for each batch of an update;
+    3. `outputs`, `loss_of` and, in several processes, `is_part_of_sum` within the Trainer's own `compute_loss`, which
+       an override may or may not call;
+    4. `weighted` after `compute_loss`, for each batch of an update.
+
+    `begin_batch` and `loss_of` note how the loss of the batch is computed; `is_part_of_sum` and `weighted` read it.
 
     Args:
         model_divides: True if the model's forward() computes with the number; None if the first batch is to show it.
@@ -262,7 +272,8 @@ class LossNormalisation:
             owner: the name of the class whose compute_loss has computed it.
         """
         if isinstance(given := self._batch.num_items, _Watched):  # memory may run out before compute_loss looks at it
-            # a batch that super() has computed tells nothing of the losses that the subclass computes itself
+            # If super().compute_loss computed this batch, we learn nothing about the subclass's own losses; assume
+            # that they are divided.
             self.subclass_divides = given.was_used or self._batch.computed_by != SUBCLASS
         if not self.is_normalised(num_items, settings):
             return weight.of_mean(loss)

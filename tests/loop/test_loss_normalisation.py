@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mps_trainer import Trainer, loss_normalisation
+from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
+from mps_trainer.loop import loss_normalisation
 from mps_trainer.loop.loss import BatchWeight
-from mps_trainer.loss_normalisation import LossNormalisation, LossSettings
+from mps_trainer.loop.loss_normalisation import LossNormalisation, LossSettings
 from mps_trainer.overrides import Overrides
 from tests.conftest import refusal
 from tests.loop.test_loss import LOSS, Others, batch, padded
@@ -72,7 +73,7 @@ def test_a_model_that_only_looks_at_the_items_does_not_use_them():
 
 def test_a_sharded_model_gets_the_items_on_the_device_of_its_inputs(monkeypatch):
     model = Takes(False)
-    monkeypatch.setattr("mps_trainer.loss_normalisation.is_sharded", lambda each: each is model)
+    monkeypatch.setattr("mps_trainer.loop.loss_normalisation.is_sharded", lambda each: each is model)
     LossNormalisation().outputs(model, {"x": torch.ones(4, device="meta")}, torch.tensor(8), LossSettings())
     assert model.given[0].is_meta
 
