@@ -17,7 +17,7 @@ from ..guards.memory import free_unused
 from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from ..utils.nested import find_batch_size
-from .gradients import Gradients
+from .clipping import Gradients
 from .loss import UpdateLoss
 from .nonfinite import BatchHistory
 from .position import Position, Update

@@ -15,7 +15,7 @@ from ..distributed.sharded import local
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
 from ..utils.nested import find_batch_size
-from .gradients import Gradients
+from .clipping import Gradients
 from .position import Update
 from .rollback import Rollback
 from .surface import TrainerSurface

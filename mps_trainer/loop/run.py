@@ -36,8 +36,8 @@ from ..reports.recorder import begin_report
 from ..search import set_state
 from .batch_halving import MicrobatchSplitter, initial_batch_sizes
 from .batch_source import BatchSource
+from .clipping import Gradients
 from .drift import DriftWatch
-from .gradients import Gradients
 from .items import ItemCounter
 from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
