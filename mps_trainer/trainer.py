@@ -39,8 +39,8 @@ from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import make_folder
 from .checkpoints.rng import read_rng, rng_state, set_rng
-from .checkpoints.savable_logs import SavableLogs
 from .checkpoints.saver import CheckpointSaver
+from .checkpoints.trainer_state_file import SavableLogs
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
@@ -63,12 +63,12 @@ from .guards.memory_errors import PLACING, explained
 from .guards.supervised import SupervisedRun
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
+from .loop.initial_state import load_callbacks, new_state
 from .loop.label_smoothing import make_label_smoother
 from .loop.loss import BatchWeight
 from .loop.loss_normalisation import LossNormalisation, LossSettings
 from .loop.run import TrainingRun
 from .loop.run_context import run_of
-from .loop.trainer_state import load_callbacks, new_state
 from .model import quantized
 from .model.introspection import (
     accepts_loss_kwargs,

@@ -23,10 +23,10 @@ from ..training_args import TrainingArguments
 from . import folders, loading
 from .files import why_not_written
 from .loading import LOOP_STATE, OPTIMIZER, POSITION, Stateful
-from .manifest import STATE, WEIGHTS
+from .manifest import WEIGHTS
 from .rng import RNG, rng_file, rng_of_processes
-from .savable_logs import SavableLogs
-from .writers import Save, Writer, state_dicts, write_state_dicts, write_trainer_state, writer_for, writes_shards
+from .trainer_state_file import SavableLogs, write_trainer_state
+from .writers import Save, Writer, state_dicts, write_state_dicts, writer_for, writes_shards
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ class Checkpoints:
         Raises:
             OSError: if the disk does not take it.
         """
-        write_trainer_state(state, os.path.join(folder, STATE), self._savable_logs)
+        write_trainer_state(state, folder, self._savable_logs)
 
     # Loading
 

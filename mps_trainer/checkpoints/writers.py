@@ -35,7 +35,6 @@ from . import shards
 from .loading import OPTIMIZER, POSITION, SCHEDULER, Stateful, without_progress_bars
 from .manifest import WEIGHTS
 from .rng import RNG, rng_of_processes
-from .savable_logs import SavableLogs
 from .trainer_methods import TrainerMethods
 
 logger = logging.getLogger(__name__)
@@ -326,19 +325,3 @@ def write_state_dicts(dicts: Mapping[str, Any], folder: str) -> None:
                 json.dump(content, file, indent=2)
         else:
             torch.save(content, path)
-
-
-def write_trainer_state(state: TrainerState, path: str, savable_logs: SavableLogs) -> None:
-    """Writes `state` without log entries that JSON cannot hold.
-
-    Raises:
-        OSError: if the disk does not take it.
-    """
-    try:
-        state.save_to_json(path)
-    except OSError:
-        raise
-    except Exception:  # an object that is copied first may raise any
-        savable = copy.copy(state)
-        savable.log_history = [savable_logs.of(entry) for entry in state.log_history]
-        savable.save_to_json(path)

@@ -38,6 +38,7 @@ from .batch_halving import MicrobatchSplitter, initial_batch_sizes
 from .batch_source import BatchSource
 from .clipping import Gradients
 from .drift import DriftWatch
+from .initial_state import init_state
 from .items import ItemCounter
 from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
@@ -47,7 +48,6 @@ from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .rollback import Rollback
 from .surface import TrainerSurface
-from .trainer_state import init_state
 
 logger = logging.getLogger(__name__)
 
