@@ -89,8 +89,9 @@ class Checkpoints:
         self._last_save: int | None = None  # the number of the last save by this object
         self._writing: Future[SaveResult | None] | None = None  # the checkpoint in the background
         # During a save, what all processes have a part of: whole weights and optimizer state of a sharded model, the
-        # positions, and a list of random states.
-        self._gathered: dict[str, Any] = {}
+        # positions, and a list of random states. `full_weights`, `write_stateful` and `write_rng` read it when an
+        # override's save calls them; outside a save it is empty.
+        self._gathered_for_current_save: dict[str, Any] = {}
         self._savable_logs = SavableLogs()
 
     def find_stale(self, resume_from: str | None, step: int) -> None:
@@ -112,13 +113,13 @@ class Checkpoints:
         """
         state, args = save.state, save.args
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
-        self._gathered = self._gather(save)
+        self._gathered_for_current_save = self._gather(save)
         try:
             if args.should_save:
                 self._note_best(state)
             elif not writes_shards(save.model, args):
                 return None
-            writer = writer_for(save, self._gathered)
+            writer = writer_for(save, self._gathered_for_current_save)
             rotate: Callable[[], None]
             if save.in_background:
                 # the Trainer may have begun another run when the thread ends, so the thread reads copies only
@@ -132,7 +133,7 @@ class Checkpoints:
                 rotate = functools.partial(self.rotate, state, args, save.in_run)
             # a thread may not exchange anything with the other processes
             processes = Processes() if writer.write_shards is None else save.processes
-            loop_state = self._gathered.get(LOOP_STATE)
+            loop_state = self._gathered_for_current_save.get(LOOP_STATE)
             work = functools.partial(
                 self._write_and_commit, writer, processes, state, loop_state, folder, best_before, rotate
             )
@@ -141,7 +142,7 @@ class Checkpoints:
             self._writing = _in_thread(work)
             return None
         finally:
-            self._gathered = {}
+            self._gathered_for_current_save = {}
 
     def is_written(self) -> bool:
         """Returns True if `wait` has a result and will not wait for it."""
@@ -204,11 +205,12 @@ class Checkpoints:
         """Writes a checkpoint, then removes old ones. What one of `processes` cannot write ends it for all."""
         unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
-        def begin() -> None:
+        def make_folder() -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
             os.makedirs(unfinished)
 
-        def finish() -> None:
+        def write_files_and_commit() -> None:
+            # every checkpoint goes through here: write a further file before the commit
             writer.write_files(unfinished)
             self.write_trainer_state(state, unfinished)
             if loop_state is not None:
@@ -217,10 +219,10 @@ class Checkpoints:
 
         error = None
         try:
-            processes.first_does(begin)
+            processes.first_does(make_folder)
             if writer.write_shards is not None:
                 processes.all_do(functools.partial(writer.write_shards, unfinished))
-            processes.first_does(finish)
+            processes.first_does(write_files_and_commit)
         except Exception as failure:  # all processes come here after the error of one
             is_own = not isinstance(failure, AnotherProcessFailedError)
             reasons = processes.gather(why_not_written(failure, unfinished) if is_own else "")
@@ -251,20 +253,20 @@ class Checkpoints:
         Args:
             keep: False in a process that writes nothing, and needs no memory for them.
         """
-        if WEIGHTS in self._gathered or not is_sharded(model):
-            return self._gathered.get(WEIGHTS)
+        if WEIGHTS in self._gathered_for_current_save or not is_sharded(model):
+            return self._gathered_for_current_save.get(WEIGHTS)
         return full_state_dict(model, keep=keep)
 
     def write_stateful(self, stateful: Mapping[str, Stateful], folder: str) -> None:
         """Writes state dicts to the files of their names; whole ones of a sharded model during a save."""
-        whole = {name: content for name, content in self._gathered.items() if name in stateful}
+        whole = {name: content for name, content in self._gathered_for_current_save.items() if name in stateful}
         write_state_dicts(state_dicts(stateful, whole), folder)
 
     def write_rng(self, own: dict[str, Any], folder: str, processes: Processes) -> None:
         """Writes the random states of this process; during a save of several processes, those of all."""
         files = {rng_file(processes.rank, processes.size): own}
-        if processes.is_distributed and RNG in self._gathered:
-            files = rng_of_processes(self._gathered[RNG])
+        if processes.is_distributed and RNG in self._gathered_for_current_save:
+            files = rng_of_processes(self._gathered_for_current_save[RNG])
         write_state_dicts(files, folder)
 
     def write_trainer_state(self, state: TrainerState, folder: str) -> None:
@@ -322,7 +324,7 @@ class Checkpoints:
         """Removes an overwritten run's checkpoints and those beyond the limit. Keeps the newest and the best.
 
         Args:
-            in_run: True if the newest is the one of the current step; False to keep the one of the last step.
+            in_run: True to keep the current step's checkpoint; False to keep the one with the highest step.
             run_dir: default the folder of the run.
         """
         run_dir = self.run_dir if run_dir is None else os.path.abspath(run_dir)

@@ -1,4 +1,18 @@
-"""Saves the checkpoints of a Trainer: collects what they hold, and calls methods and callbacks around a save."""
+"""Saves the checkpoints of a Trainer: collects what they hold, and calls methods and callbacks around a save.
+
+A save goes through these calls:
+
+1. `Trainer._maybe_log_save_evaluate` if a callback requested it, or `CheckpointSaver.save_through_trainer` after a
+   signal or a loss that is not finite, calls
+2. `Trainer._save_checkpoint`, which calls
+3. `CheckpointSaver.write`, which collects what the checkpoint holds, and calls
+4. `Checkpoints.write`, which gathers what all processes have a part of, chooses the writer, and calls
+5. `Checkpoints._write_and_commit`, at once or in a thread. It writes the files, renames the folder, and removes old
+   checkpoints. If other code overrides a method that writes, its writer is `TrainerMethods`, which calls
+   `Trainer.save_model` and the like.
+
+Then 1 calls `fire_on_save`. on_checkpoint_complete is fired there, or by `poll` or `wait` after a thread has ended.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +73,8 @@ class CheckpointSaver:
     def _checkpoints(self) -> Checkpoints:
         return self._trainer._mt_checkpoints  # a checkpoint that is saved by hand may go elsewhere
 
-    def save(self) -> None:
-        """Saves the checkpoint of the current step and calls on_save. All processes must call it."""
+    def save_through_trainer(self) -> None:
+        """Saves the current step by `Trainer._save_checkpoint`, and calls on_save. All processes must call it."""
         self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
         self.fire_on_save()
 

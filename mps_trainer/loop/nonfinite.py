@@ -165,7 +165,7 @@ class StopOnNan:
             saver.wait()
             why = f"The weights after step {step} are not finite either, so they were not saved."
             return checkpoints.newest(), why
-        saver.save()
+        saver.save_through_trainer()
         if not self.trainer.args.should_save:
             return None, "The main process has saved a checkpoint of the previous step."
         saver.wait()

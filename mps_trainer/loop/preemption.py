@@ -122,7 +122,7 @@ class PreemptionHandler:
         if control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps:
             position.postponed.append("stop")  # a callback had ended the run before
         saver = CheckpointSaver(self.trainer)
-        saver.save()
+        saver.save_through_trainer()
         saver.wait()
         self.signals.end(self._message())
 
