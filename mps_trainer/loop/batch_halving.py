@@ -17,9 +17,9 @@ from ..guards.memory import free_unused
 from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from ..utils.nested import find_batch_size
+from .batch_history import BatchHistory
 from .clipping import Gradients
 from .loss import UpdateLoss
-from .nonfinite import BatchHistory
 from .position import Position, Update
 from .rollback import Rollback
 from .surface import TrainerSurface

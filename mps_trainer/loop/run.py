@@ -35,6 +35,7 @@ from ..overrides import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..reports.recorder import begin_report
 from ..search import set_state
 from .batch_halving import MicrobatchSplitter, initial_batch_sizes
+from .batch_history import BatchHistory
 from .batch_source import BatchSource
 from .clipping import Gradients
 from .drift import DriftWatch
@@ -42,7 +43,7 @@ from .initial_state import init_state
 from .items import ItemCounter
 from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
-from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
+from .nonfinite import NonFiniteReporter, StopOnNan
 from .override_adapters import OverriddenTokenCount, TokenCount, batch_runner_for
 from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
