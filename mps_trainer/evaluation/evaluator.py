@@ -21,7 +21,7 @@ from ..checkpoints.rng import rng_state, set_rng
 from ..data.batch_checks import BatchCheck
 from ..data.epoch_loader import host_batches, read_alike
 from ..data.missing_columns import explain_missing_columns
-from ..data.order import distributed_sampler, is_distributed, is_padding
+from ..data.order import distributed_sampler, is_distributed, is_filler
 from ..data.transfer import BatchTransfer
 from ..data.workers import close_workers
 from ..distributed import Processes, absent_named
@@ -138,7 +138,7 @@ def run_evaluation(
 
     with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
         for number, ((inputs, is_last), counts) in enumerate(steps):
-            counts = counts and not (is_shared and is_padding(loader, number))
+            counts = counts and not (is_shared and is_filler(loader, number))
             size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
             try:
                 with check.watching(inputs, name_row):

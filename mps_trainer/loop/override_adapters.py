@@ -44,9 +44,9 @@ class TokenCount:
     def begin_update(self) -> None:
         self._before = self.trainer.state.num_input_tokens_seen
 
-    def add(self, batch: Any, is_padding: bool) -> None:
-        """Counts the tokens of a batch, unless it is padding, which another process counts."""
-        if not is_padding:
+    def add(self, batch: Any, is_filler: bool) -> None:
+        """Counts the tokens of a batch, unless it is a filler, whose example another process counts."""
+        if not is_filler:
             self.trainer._track_num_input_tokens(batch)
 
     def end_update(self) -> None:
@@ -57,9 +57,9 @@ class TokenCount:
 
 
 class OverriddenTokenCount(TokenCount):
-    """Lets an override count. As transformers' method it sums each batch over all processes, padding included."""
+    """Calls an overridden token count. Like transformers' own method, it already sums over all processes."""
 
-    def add(self, batch: Any, is_padding: bool) -> None:
+    def add(self, batch: Any, is_filler: bool) -> None:
         self.trainer._track_num_input_tokens(batch)
 
     def end_update(self) -> None:

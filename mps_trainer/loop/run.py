@@ -117,8 +117,8 @@ class TrainingRun:
         self.shares_each_pass = overrides.compute_loss or bool(args.fsdp)
         self.waits_at_each_step = overrides.maybe_log_save_evaluate
         counter = ItemCounter.of(trainer.model, trainer.label_names)
-        averages, share = args.average_tokens_across_devices, distributed_sampler(self.loader)
-        self.loss = UpdateLoss(counter, trainer._mt_processes, averages, share)
+        averages = args.average_tokens_across_devices
+        self.loss = UpdateLoss(counter, trainer._mt_processes, averages, distributed_sampler(self.loader))
         self.weight = BatchWeight()
         self.batch_check = BatchCheck(base_model(self.model))
         self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
@@ -341,7 +341,7 @@ class TrainingRun:
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         divisors = self.loss.divisors(batches) if divisors is None else divisors
         accumulated = -(-(count or len(batches)) // self.batches_in_one)
-        padding = self.loss.padding(len(batches))
+        fillers = self.loss.filler_positions(len(batches))
         if not is_current(self.model):  # a callback has frozen parameters or released some
             self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.current_gradient_accumulation_steps = len(batches)
@@ -355,9 +355,9 @@ class TrainingRun:
                     self.forward_backward(batch, num_items, functools.partial(self.history.name_row, step, batches, i))
                 elif trainer._mt_processes.is_distributed and (i == last or self.shares_each_pass):
                     self.zero_gradient_backward(batch, num_items)
-            if i not in padding:  # the process whose examples they are counts them
+            if i not in fillers:  # the process whose examples they are counts them
                 trainer.current_flos += float(trainer.floating_point_ops(batch))
-            self.tokens.add(batch, i in padding)
+            self.tokens.add(batch, i in fillers)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
         self.tokens.end_update()

@@ -236,7 +236,7 @@ def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each
         run.accumulate_batches(batches, None, [1.0, 1.0])
         assert (exchanged, trainer.state.num_input_tokens_seen) == ([[12]] * update, update * 120)
 
-    monkeypatch.setattr(run.loss, "padding", lambda count: {1})  # the second is another process's
+    monkeypatch.setattr(run.loss, "filler_positions", lambda count: {1})  # the second is another process's
     run.zero_gradient_backward = lambda *given: None
     trainer.current_flos, trainer.floating_point_ops = 0.0, lambda batch: len(batch["x"])
     run.accumulate_batches(batches, None, [1.0, None])
