@@ -432,7 +432,8 @@ class Trainer:
             model.train()  # it is another one, or an evaluation or a callback has switched a part of it
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
-        settings, weight = LossSettings.of(self), BatchWeight() if run is None else run.weight
+        settings = LossSettings.of(self)
+        weight = BatchWeight() if run is None else run.weight_of_current_batch  # set by `accumulate_batches`
         batch = self._mt_normalisation.begin_batch(model, num_items_in_batch, settings)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=batch.num_items)

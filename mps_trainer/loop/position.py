@@ -64,7 +64,8 @@ class Position:
         epoch, batches: the epoch, and its batches up to the last update, the one under way included.
         epoch_has_ended: True between the end of an epoch and the begin of the next.
         loader_has_ended: True if an epoch of unknown length ended because the loader gave no more batches.
-        postponed: of "evaluate", "save" and "stop", what a signal, or a death, prevented after the last step.
+        postponed: the actions among "evaluate", "save" and "stop" that were due after the last step, but that a signal
+            or crash prevented.
         examples_at_a_time: how many fit into memory, where batches were halved; else None.
         grad_norm, learning_rate: of the last update. The log at the end of an epoch has them.
         first_step: the step after which this run began or resumed.
@@ -100,8 +101,11 @@ class Position:
 
     @contextlib.contextmanager
     def beginning_epoch(self) -> Iterator[None]:
-        """Begins the epoch. What callbacks draw inside is no part of a resumed run if the epoch had begun before."""
-        with self.repeating() if self._is_within_resumed_epoch else contextlib.nullcontext():
+        """Begins the epoch.
+
+        If the epoch began before the resume, random numbers that callbacks draw here are undone.
+        """
+        with self.rng_restored_if_resumed() if self._is_within_resumed_epoch else contextlib.nullcontext():
             yield
         self.epoch_has_ended = self._is_within_resumed_epoch = False
         if self._ignores_data:
@@ -115,7 +119,7 @@ class Position:
 
     def begin_pass(self, count: int) -> Iterator[Any]:
         """Returns the batches of the epoch that are left, of which the next update takes `count`."""
-        return self.source.begin_epoch(self.epoch, self.batches, count)
+        return self.source.begin_pass(self.epoch, self.batches, count)
 
     def advance(self, batches: list[Any], num_items: Any) -> Update | None:
         """Moves on by an update with these batches, and returns it; None if the loader has given no more."""
@@ -136,9 +140,9 @@ class Position:
         """Returns the completed epochs, as a fraction."""
         return self.plan.progress(self.epoch, self.batches)
 
-    def repeating(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps what callbacks draw inside out of a resumed run, where they are called once more."""
-        return self.source.repeating()
+    def rng_restored_if_resumed(self) -> contextlib.AbstractContextManager[None]:
+        """In a resumed run, callbacks are called here a second time; afterwards the generators are put back."""
+        return self.source.rng_restored_if_resumed()
 
     # Saving and resuming
 

@@ -119,7 +119,7 @@ class TrainingRun:
         counter = ItemCounter.of(trainer.model, trainer.label_names)
         averages = args.average_tokens_across_devices
         self.loss = UpdateLoss(counter, trainer._mt_processes, averages, distributed_sampler(self.loader))
-        self.weight = BatchWeight()
+        self.weight_of_current_batch = BatchWeight()
         self.batch_check = BatchCheck(base_model(self.model))
         self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
         scaled = trainer._mt_precision.scaler is not None
@@ -237,7 +237,7 @@ class TrainingRun:
         position, supervised = self.position, self.trainer._mt_supervised
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
             position.postponed.append("stop")  # the run died after a callback had ended it
-        with position.repeating():
+        with position.rng_restored_if_resumed():
             self.events.fire("on_train_begin")
         self.begin_report()
         for text in self.overrides.reasons:
@@ -351,7 +351,8 @@ class TrainingRun:
                 accelerator.gradient_state._set_sync_gradients(i == last)
             with no_sync(self.model, i < last):
                 if divisor is not None:
-                    self.weight = BatchWeight(divisor, accumulated, len(batches) > accumulated)
+                    # for training_step, which has no parameter for it, because overrides have transformers' signature
+                    self.weight_of_current_batch = BatchWeight(divisor, accumulated, len(batches) > accumulated)
                     self.forward_backward(batch, num_items, functools.partial(self.history.name_row, step, batches, i))
                 elif trainer._mt_processes.is_distributed and (i == last or self.shares_each_pass):
                     self.zero_gradient_backward(batch, num_items)
