@@ -185,20 +185,12 @@ class Position:
 
     def _load_place(self, saved: dict[str, Any]) -> None:
         step = self.first_step = self.state.global_step
-        self.epoch, self.batches = self.plan.position_after(step)
-        known, accumulation = self.plan.batches_per_epoch, saved.get("accumulation", self.plan.accumulation)
-        # the step does not tell the position if the length is unknown or wrong, or a callback cuts epochs or changes
-        # the accumulation
-        is_same = known == saved.get("batches_per_epoch") and accumulation == self.plan.accumulation
-        if "epoch" in saved and (known is None or (is_same and not self._ignores_data)):
-            self.epoch, self.batches = saved["epoch"], saved["batches"]
-            if accumulation != self.plan.accumulation:
-                self.batches = -(-self.batches // accumulation) * self.plan.accumulation  # keeps the number of updates
-            is_over = self.batches == known
-            if known is None:  # max_steps or a callback may have ended the epoch before the stream did
-                is_over = saved["epoch_has_ended"] and saved.get("loader_has_ended", True)
-            if self.batches and (is_over or saved.get("epoch_is_cut", False)):
-                self.epoch, self.batches = self.epoch + 1, 0
+        if "epoch" not in saved:  # a new run, or a checkpoint of transformers
+            self.epoch, self.batches = self.plan.position_after(step)
+        elif self.plan.batches_per_epoch is None:
+            self.epoch, self.batches = self._place_in_stream(saved)
+        else:
+            self.epoch, self.batches = self._place_in_known_epoch(saved)
         self.epoch_has_ended = saved.get("epoch_has_ended", True)
         self.postponed: list[str] = list(saved.get("postponed", []))
         self.grad_norm: torch.Tensor | float | None = saved.get("grad_norm")
@@ -206,6 +198,32 @@ class Position:
         self.meter.reset(step)
         if saved:
             self.meter.load_state_dict(saved)
+
+    def _place_in_stream(self, saved: dict[str, Any]) -> tuple[int, int]:
+        """Returns the saved epoch and batch of a stream of unknown length, where the step does not tell them."""
+        epoch, batches = saved["epoch"], saved["batches"]
+        # max_steps or a callback may have ended the epoch before the stream did
+        is_over = saved["epoch_has_ended"] and saved.get("loader_has_ended", True)
+        if batches and (is_over or saved.get("epoch_is_cut", False)):
+            return epoch + 1, 0
+        accumulation = saved.get("accumulation", self.plan.accumulation)
+        if accumulation != self.plan.accumulation:
+            batches = -(-batches // accumulation) * self.plan.accumulation  # keeps the number of updates
+        return epoch, batches
+
+    def _place_in_known_epoch(self, saved: dict[str, Any]) -> tuple[int, int]:
+        """Returns the epoch and batch in epochs of known length: those of the step if the sizes have changed.
+
+        Otherwise the saved ones, because the length may be wrong, and a callback may cut epochs or change the
+        accumulation.
+        """
+        epoch, batches, known = saved["epoch"], saved["batches"], self.plan.batches_per_epoch
+        is_same_accumulation = saved.get("accumulation", self.plan.accumulation) == self.plan.accumulation
+        if self._ignores_data or not is_same_accumulation or saved.get("batches_per_epoch") != known:
+            return self.plan.position_after(self.state.global_step)
+        if batches and (batches == known or saved.get("epoch_is_cut", False)):
+            return epoch + 1, 0
+        return epoch, batches
 
     # Undoing an update or an evaluation
 
