@@ -71,59 +71,28 @@ class TrainingRun:
 
     def __init__(self, trainer: TrainerSurface, trial: Any = None, resume_from: str | None = None) -> None:
         self.trainer, self.trial, self.args, self.events = trainer, trial, trainer.args, trainer._mt_events
-        self.resume_from, args, overrides = resume_from, trainer.args, trainer._mt_overrides
+        self.resume_from, args, processes = resume_from, trainer.args, trainer._mt_processes
         supervised = trainer._mt_supervised
         limit = None if supervised is None or args.fsdp else supervised.examples  # memory ran out before a restart
         splits_batches = args.auto_find_batch_size or limit is not None
         self.batch_size, examples_at_a_time = initial_batch_sizes(args, resume_from, limit)
-        trainer._train_batch_size = self.batch_size
-        self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
-        read_alike(self.loader, trainer._mt_processes)
-        values = trainer.set_initial_training_values(args, self.loader)
-        epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
-        self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
+        # each needs the one before: the optimizer's schedule the plan, the state the steps, the rest all of them
+        self._make_loader_and_plan()
         self._prepare_model_and_optimizer()
+        self._create_state(examples_at_a_time, splits_batches)
+        self._adapt_to_overrides()
+
         unwrapped = inside(self.model)  # `accumulate` may replace the replica, whose buckets hold all gradients
         self.modules = list(unwrapped.modules())  # torch needs 3 ms to list those of a BERT, too long for each step
-        init_state(
-            trainer,
-            resume_from,
-            self.plan.max_steps,
-            num_train_epochs=self.plan.epochs,
-            train_batch_size=examples_at_a_time or self.batch_size,
-            is_local_process_zero=trainer.is_local_process_zero(),
-            is_world_process_zero=trainer.is_world_process_zero(),
-            update_size=self.update_size,
-            splits_batches=splits_batches,
-        )
-        if trainer.hp_search_backend is not None and trainer._trial is not None:
-            set_state(trainer.state, trainer._trial, trainer.hp_name)
         self.saver = CheckpointSaver(trainer)
-        trainer._mt_checkpoints.find_stale(resume_from, trainer.state.global_step)
-        if args.save_strategy != "no" and not overrides.write_checkpoints:
-            check_extra_states(unwrapped)
-        if args.save_strategy == "no" or not args.save_async:
-            overrides = overrides.without(BACKGROUND_SAVES)
-        if not isinstance(trainer.optimizer, AdamW):
-            overrides = overrides.without(CLIPPING_IN_STEP)
-        self.overrides = trainer._mt_overrides = overrides
-
-        buckets = buckets_of(self.loader)
-        self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
-        self.run_batch = batch_runner_for(overrides, trainer._mt_transfer)
-        self.move_loaded = trainer._mt_transfer.before_other_code(overrides.get_batch_samples)
-        self.tokens = OverriddenTokenCount(trainer) if overrides.track_num_input_tokens else TokenCount(trainer)
-        # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
-        self.shares_each_pass = overrides.compute_loss or bool(args.fsdp)
-        self.waits_at_each_step = overrides.maybe_log_save_evaluate
         counter = ItemCounter.of(trainer.model, trainer.label_names)
         averages = args.average_tokens_across_devices
-        self.loss = UpdateLoss(counter, trainer._mt_processes, averages, distributed_sampler(self.loader))
+        self.loss = UpdateLoss(counter, processes, averages, distributed_sampler(self.loader))
         self.weight_of_current_batch = BatchWeight()
         self.batch_check = BatchCheck(base_model(self.model))
         self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
         scaled = trainer._mt_precision.scaler is not None
-        self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
+        self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, processes)
         self.position = Position(
             self.plan,
             trainer.state,
@@ -135,37 +104,35 @@ class TrainingRun:
             examples_at_a_time=examples_at_a_time,
         )
         self.rollback = Rollback(trainer, unwrapped, self.position)
-        self.gradients = Gradients(
-            unwrapped, self.events, trainer._mt_precision, clips_in_step=not overrides.clip_or_measure_gradients
-        )
-        self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
+        clips_in_step = not self.overrides.clip_or_measure_gradients
+        self.gradients = Gradients(unwrapped, self.events, trainer._mt_precision, clips_in_step)
+        self.signals = SignalHandler(args.save_on_signal, processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
-        self.history = BatchHistory(self.loader, not overrides.get_batch_samples)
+        self.history = BatchHistory(self.loader, is_plain=not self.overrides.get_batch_samples)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
         guards_cache = args.memory_guard and args.device.type == "mps"
         self.cache_guard = CacheGuard(args.device) if guards_cache else None
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
-        self.splitter, self.stop_on_nan = None, None
-        if splits_batches:
-            # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
-            sampler = None if overrides.split_batch else getattr(self.loader, "batch_sampler", None)
-            self.splitter = MicrobatchSplitter(
-                trainer,
-                self.position,
-                self.rollback,
-                self.gradients,
-                self.history,
-                self.batch_size,
-                max_rows=getattr(sampler, "batch_size", None),
-                loss=self.loss,
-                move_loaded=self.move_loaded,
-            )
+        self.splitter = self._make_splitter() if splits_batches else None
+        self.stop_on_nan = None
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(trainer, self.rollback, self.gradients, self.nonfinite)
         trainer._mt_run = self
         self.tokens_at_start = trainer.state.num_input_tokens_seen
 
     # The start
+
+    def _make_loader_and_plan(self) -> None:
+        """Makes the loader, whose length decides on epochs and steps."""
+        trainer = self.trainer
+        trainer._train_batch_size = self.batch_size
+        self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
+        read_alike(self.loader, trainer._mt_processes)
+        values = trainer.set_initial_training_values(self.args, self.loader)
+        epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
+        self.plan = dataclasses.replace(StepPlan.of(self.loader, self.args), epochs=epochs, max_steps=max_steps)
+        buckets = buckets_of(self.loader)
+        self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
 
     def _prepare_model_and_optimizer(self) -> None:
         """Wraps the model, and makes optimizer and schedule where the Trainer has none."""
@@ -179,6 +146,56 @@ class TrainingRun:
         trainer._mt_precision.prepare(self.model)
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
+
+    def _create_state(self, examples_at_a_time: int | None, splits_batches: bool) -> None:
+        """Creates `trainer.state`, or restores it from the checkpoint, and finds the checkpoints of other runs."""
+        trainer = self.trainer
+        init_state(
+            trainer,
+            self.resume_from,
+            self.plan.max_steps,
+            num_train_epochs=self.plan.epochs,
+            train_batch_size=examples_at_a_time or self.batch_size,
+            is_local_process_zero=trainer.is_local_process_zero(),
+            is_world_process_zero=trainer.is_world_process_zero(),
+            update_size=self.update_size,
+            splits_batches=splits_batches,
+        )
+        if trainer.hp_search_backend is not None and trainer._trial is not None:
+            set_state(trainer.state, trainer._trial, trainer.hp_name)
+        trainer._mt_checkpoints.find_stale(self.resume_from, trainer.state.global_step)
+
+    def _adapt_to_overrides(self) -> None:
+        """Chooses what the run does around overridden methods, and records which fast paths they disable in it."""
+        trainer, args, overrides = self.trainer, self.args, self.trainer._mt_overrides
+        if args.save_strategy != "no" and not overrides.write_checkpoints:
+            check_extra_states(inside(self.model))
+        if args.save_strategy == "no" or not args.save_async:
+            overrides = overrides.without(BACKGROUND_SAVES)
+        if not isinstance(trainer.optimizer, AdamW):
+            overrides = overrides.without(CLIPPING_IN_STEP)
+        self.overrides = trainer._mt_overrides = overrides
+        self.run_batch = batch_runner_for(overrides, trainer._mt_transfer)
+        self.move_loaded = trainer._mt_transfer.before_other_code(overrides.get_batch_samples)
+        self.tokens = OverriddenTokenCount(trainer) if overrides.track_num_input_tokens else TokenCount(trainer)
+        # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
+        self.shares_each_pass = overrides.compute_loss or bool(args.fsdp)
+        self.waits_at_each_step = overrides.maybe_log_save_evaluate
+
+    def _make_splitter(self) -> MicrobatchSplitter:
+        # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
+        sampler = None if self.overrides.split_batch else getattr(self.loader, "batch_sampler", None)
+        return MicrobatchSplitter(
+            self.trainer,
+            self.position,
+            self.rollback,
+            self.gradients,
+            self.history,
+            self.batch_size,
+            max_rows=getattr(sampler, "batch_size", None),
+            loss=self.loss,
+            move_loaded=self.move_loaded,
+        )
 
     def resume(self) -> None:
         """Loads weights, optimizer, schedule, gradient scaler and position from the checkpoint, if there is one.
@@ -223,10 +240,10 @@ class TrainingRun:
                 break
 
     def start(self) -> bool:
-        """Announces the run, and makes up for what a signal prevented in the run that this one resumes.
+        """Announces the run, and does the work that was postponed in the run that this one resumes.
 
         Returns:
-            False if a callback ends the run at what was made up for.
+            False if a callback ends the run in the postponed work.
         """
         announce(self)
         self.trainer._mt_processes.waiting_shares(0)
@@ -244,14 +261,24 @@ class TrainingRun:
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)
+        must_stop = self.do_postponed_work()
+        return not must_stop
+
+    def do_postponed_work(self) -> bool:
+        """Evaluates, saves and ends the epoch as the run that this one resumes would have done after its last step.
+
+        Returns:
+            True if the run ends with that, because a callback requested it now or before.
+        """
+        trainer, position = self.trainer, self.position  # a callback may replace `trainer.control`
         if was_postponed := self.preemption.request_postponed():
             self.evaluate_and_save_as_requested()
-        control = self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
         epoch_end_is_due = not position.epoch_has_ended and position.batches == 0
-        if epoch_end_is_due or (was_postponed and control.should_training_stop and not position.epoch_has_ended):
+        must_end_epoch = was_postponed and trainer.control.should_training_stop and not position.epoch_has_ended
+        if epoch_end_is_due or must_end_epoch:
             self.end_epoch()
-        return not ((epoch_end_is_due or was_postponed) and self.trainer.control.should_training_stop)
+        return (epoch_end_is_due or was_postponed) and trainer.control.should_training_stop
 
     def is_complete(self) -> bool:
         """Returns True if the checkpoint that the run resumes is that of its end."""
