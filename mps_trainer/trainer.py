@@ -143,7 +143,7 @@ class Trainer:
     objective: Any = None  # the trial's latest evaluation computed it
     _trial: Any = None
     _signature_columns: list[str] | None = None  # these may reach the model; None until they are asked for
-    _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
+    _created_lr_scheduler = False  # True if the Trainer made `lr_scheduler`, which is for one train() only
     _mt_methods: ClassVar[dict[str, Any]] = {}
     _mt_created_with: float | None = None  # the learning rate that the optimizer from here was created with
     _mt_run: TrainingRun | None = None  # the one that is under way
@@ -366,7 +366,7 @@ class Trainer:
         examples in their first dimension.
 
         Raises:
-            UnsplittableBatchError: if it cannot be told where an example ends.
+            UnsplittableBatchError: if it is unclear where an example ends.
         """
         return split(batch, most)
 
@@ -519,7 +519,7 @@ class Trainer:
         `optim.adamw.AdamW`, whose step may clip the gradients.
 
         Raises:
-            MisconfigurationException: what `get_optimizer_cls_and_kwargs` raises.
+            MisconfigurationException: as `get_optimizer_cls_and_kwargs` does.
         """
         if self.optimizer is None:
             model = self.model if model is None else model
@@ -552,7 +552,7 @@ class Trainer:
 
         Args:
             args: `optim`, `optim_args`, `learning_rate`, `adam_*` and for some optimizers others are read.
-            model: what to optimize; GaLore and APOLLO need it.
+            model: the model to optimize; GaLore and APOLLO need it.
 
         Raises:
             MissingPackageError: if the optimizer is of a package that is not installed.
@@ -612,7 +612,7 @@ class Trainer:
         padding = getattr(self.processing_class, "pad_token_id", None)
         number = tokens_in(self.model, inputs, which == "non_padding", padding)
         if number is not None:
-            self.state.num_input_tokens_seen += number  # the run adds those of other processes once per update
+            self.state.num_input_tokens_seen += number  # the run adds the other processes' tokens once per update
 
     # Loaders
 
@@ -680,7 +680,7 @@ class Trainer:
         """Returns the loader of `dataset`, as the arguments describe it.
 
         Args:
-            description: what it is for, in messages.
+            description: names its use in messages.
             sampler_fn: gives the order of the dataset, once its unused columns are gone; not called for a stream.
             is_training: workers are given seeds, which transformers does for training only.
             dataloader_key: under which to keep the loader, if its workers stay alive.
@@ -776,13 +776,13 @@ class Trainer:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Returns metrics on `eval_dataset`, and logs them; a dictionary of datasets gives those of all of them.
+        """Returns metrics on `eval_dataset`, and logs them; for a dictionary, the metrics of all its datasets.
 
         Args:
             eval_dataset: a dataset, a dictionary of datasets, or the name of one in the dictionary that the Trainer
                 has. Default: what the Trainer has.
             ignore_keys: keys of the model's outputs to leave out of the predictions.
-            metric_key_prefix: what the names of the metrics begin with.
+            metric_key_prefix: the beginning of the metrics' names.
         """
         trainer_checks.check_has_model(self.model)
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
@@ -797,7 +797,7 @@ class Trainer:
             make_loader(),  # an override may choose compute_metrics here
             make_loader,
             description="Evaluation",
-            prediction_loss_only=True if self.compute_metrics is None else None,  # nobody would look at predictions
+            prediction_loss_only=True if self.compute_metrics is None else None,  # predictions would not be used
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
@@ -1270,5 +1270,5 @@ class Trainer:
         return self.args.process_index == 0
 
 
-# `Overrides` compares with these, because a library may patch the class later on
+# `Overrides` compares methods with these, because a library may patch the class later
 Trainer._mt_methods = {name: getattr(Trainer, name) for name in vars(Trainer)}

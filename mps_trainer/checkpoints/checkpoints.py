@@ -42,12 +42,12 @@ def wait_for_background() -> None:
 
 @dataclass(frozen=True)
 class SaveResult:
-    """Tells whether a checkpoint was written.
+    """Says whether a checkpoint was written.
 
     Attributes:
         folder: the folder of the checkpoint.
         best_before: the best checkpoint before this save.
-        error: a clause that says why the disk did not take it; None if it did.
+        error: a clause that says why it was not written; None if it was.
     """
 
     folder: str
@@ -58,8 +58,8 @@ class SaveResult:
 class Checkpoints:
     """Owns the folder of a run's checkpoints, and the one that is being written.
 
-    It is handed what it saves at each save, because callbacks may replace the optimizer, and refers to neither the
-    Trainer nor the model in between.
+    Each save hands it the objects to save, because callbacks may replace the optimizer. Between saves it refers to
+    neither the Trainer nor the model.
 
     The files of a checkpoint go to an unfinished folder, which then takes its name: a checkpoint that exists is
     complete. Training continues if one cannot be written.
@@ -69,9 +69,9 @@ class Checkpoints:
         run_id: the id of a run under a supervisor, for the manifests.
 
     Attributes:
-        stale: the checkpoints in it that this run does not continue: those of other runs, and of later steps than
-            the one that was resumed.
-        unsaved: a sentence that says why the disk did not take the last checkpoint; None if it did.
+        stale: the checkpoints in the folder that this run does not continue: checkpoints of other runs, and of steps
+            after the one that it resumed.
+        unsaved: a sentence that says why the last checkpoint was not written; None if it was.
         unannounced: a checkpoint on disk that the callbacks have not heard of, or None.
     """
 
@@ -158,7 +158,7 @@ class Checkpoints:
         return writing.result() if writing is not None and writing.done() else None
 
     def note_result(self, result: SaveResult, state: TrainerState) -> None:
-        """Notes whether a checkpoint was written, and logs why it was not: it is not the best then."""
+        """Notes whether a checkpoint was written. If not, logs why, and restores the name of the best one before it."""
         if result.error is None:
             self.unsaved, self.unannounced = None, result.folder
             return
@@ -178,7 +178,7 @@ class Checkpoints:
             )
 
     def _gather(self, save: Save) -> dict[str, Any]:
-        """Returns what all processes have a part of, by the names of the files. All of them must call it."""
+        """Returns what all processes have a part of, by the names of its files. All of them must call it."""
         gathered: dict[str, Any] = {}
         if POSITION in save.stateful:
             positions = save.processes.gather(save.stateful[POSITION].state_dict())
@@ -202,7 +202,7 @@ class Checkpoints:
         best_before: str | None,
         rotate: Callable[[], None],
     ) -> SaveResult | None:
-        """Writes a checkpoint, then removes old ones. What one of `processes` cannot write ends it for all."""
+        """Writes a checkpoint, then removes old ones. If one of `processes` cannot write its part, none does."""
         unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
         def make_folder() -> None:
@@ -251,7 +251,7 @@ class Checkpoints:
         """Returns the full weights of a sharded model, else None. All processes must call it.
 
         Args:
-            keep: False in a process that writes nothing, and needs no memory for them.
+            keep: False in a process that writes nothing, to save memory.
         """
         if WEIGHTS in self._gathered_for_current_save or not is_sharded(model):
             return self._gathered_for_current_save.get(WEIGHTS)
@@ -263,7 +263,7 @@ class Checkpoints:
         write_state_dicts(state_dicts(stateful, whole), folder)
 
     def write_rng(self, own: dict[str, Any], folder: str, processes: Processes) -> None:
-        """Writes the random states of this process; during a save of several processes, those of all."""
+        """Writes the random states of this process, or of all processes during a save of several."""
         files = {rng_file(processes.rank, processes.size): own}
         if processes.is_distributed and RNG in self._gathered_for_current_save:
             files = rng_of_processes(self._gathered_for_current_save[RNG])
@@ -340,7 +340,7 @@ class Checkpoints:
         folders.rotate(run_dir, args.save_total_limit, kept, self.stale)
 
     def keep_only_best(self, state: TrainerState, args: TrainingArguments) -> None:
-        """Removes the last checkpoint after a run that was to keep one, if the best is another one of it."""
+        """Removes the last checkpoint of a run with `save_total_limit=1` if the best one is another."""
         best = self._absolute(state.best_model_checkpoint)
         is_own = best is not None and os.path.realpath(os.path.dirname(best)) == os.path.realpath(self.run_dir)
         if args.should_save and is_own and args.save_total_limit == 1:
@@ -358,7 +358,7 @@ class Checkpoints:
 
 
 def _in_thread(work: Callable[[], Any]) -> Future[Any]:
-    """Starts `work` in a thread that ends with the process: what it writes must not matter until it is finished."""
+    """Starts `work` in a thread that ends with the process, so unfinished work must do no harm."""
     task: Future[Any] = Future()
 
     def run() -> None:

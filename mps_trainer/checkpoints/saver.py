@@ -79,7 +79,7 @@ class CheckpointSaver:
         self.fire_on_save()
 
     def save_again(self) -> None:
-        """Saves the checkpoint once more if the disk did not take the last one: there may be room again."""
+        """Saves the checkpoint once more if the last one was not written: the disk may have room again."""
         self.wait()
         if self._trainer._mt_processes.all_reduce_max([self._checkpoints.unsaved is not None])[0]:
             self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
@@ -120,7 +120,7 @@ class CheckpointSaver:
     def write(self) -> None:
         """Writes the checkpoint of the current step, in the background where that is safe. All processes must call it.
 
-        If the disk does not take it, training continues, and `Checkpoints.unsaved` says why.
+        If it cannot be written, training continues, and `Checkpoints.unsaved` says why.
         """
         self.wait()
         trainer, state = self._trainer, self._trainer.state
@@ -152,8 +152,8 @@ class CheckpointSaver:
     def _may_write_in_background(self, overrides: Overrides) -> bool:
         """Returns True if a copy can be written while training goes on.
 
-        It cannot where a checkpoint is saved by hand, nor where the user's code takes part in writing it or expects
-        it to be there at on_save.
+        It cannot if the checkpoint is saved by hand, nor if the user's code takes part in writing it or expects its
+        files at on_save.
         """
         trainer, events = self._trainer, self._trainer._mt_events
         if trainer._mt_run is None or overrides.write_checkpoints or events.has_listener("on_save"):

@@ -38,12 +38,12 @@ class MicrobatchSplitter:
     Args:
         position: holds the size that fits.
         rollback: undoes an update before it is repeated.
-        gradients: cleared then.
+        gradients: clears the gradients before that.
         history: knows the rows of each batch in the dataset.
         batch_size: examples in a batch of the loader.
         max_rows: the most rows that a batch can have if each is an example; None: not known.
         loss: counts the items of batches.
-        move_loaded: moves batches to the device if those of the loader have been moved.
+        move_loaded: moves batches to the device if the loader's batches have been moved.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ def _boxes(batch: Any) -> int | None:
 
 
 def _size(batch: Any) -> int | None:
-    """Returns the number of examples in `batch`, None where that cannot be told."""
+    """Returns the number of examples in `batch`, None if it is unknown."""
     try:
         return examples_in(batch)
     except UnsplittableBatchError:

@@ -8,15 +8,15 @@ from ..data.faults import naming, rows_of_batches
 from ..utils.nested import find_batch_size
 from .position import Update
 
-_RECORDED = 2**14  # updates; a loss is read at the next log
+_RECORDED = 2**14  # updates; losses are checked at the next log, so older ones are rarely needed
 
 
 class BatchHistory:
     """Records the batches of each update, and names the rows of the training dataset in them.
 
     Args:
-        is_plain: whether the batches of an update are taken from the loader one after the other. Where a subclass
-            takes them its own way, the rows cannot be told.
+        is_plain: True if the batches of an update are taken from the loader one after the other. If a subclass takes
+            them in another way, their rows are unknown.
     """
 
     def __init__(self, loader: Any, is_plain: bool) -> None:
@@ -33,7 +33,7 @@ class BatchHistory:
             del self._updates[next(iter(self._updates))]
 
     def rows(self, step: int) -> list[int] | None:
-        """Returns the rows of the update after `step`; None where they cannot be told."""
+        """Returns the rows of the update after `step`; None if they are unknown."""
         return rows_of_batches(self.loader, *self._updates[step]) if self.is_plain and step in self._updates else None
 
     def rows_of_batch(self, number: int) -> list[Any] | None:

@@ -22,7 +22,7 @@ class BatchWeight(NamedTuple):
     """The weight of a batch's loss in the loss of its update.
 
     Args:
-        divisor: for the mean over the items of the batch. `float()` of it may wait for other processes.
+        divisor: the divisor for the mean over the items of the batch. `float()` of it may wait for other processes.
         accumulated: the batches of the update, as the arguments say.
         is_split: True if some of these are split into several.
     """
@@ -52,7 +52,7 @@ class UpdateLoss:
 
     Args:
         counter: counts the items of a batch.
-        averages: True for the mean over the items of all processes, False for that of this process's alone.
+        averages: True for the mean over the items of all processes, False for the items of this process alone.
         distributed_sampler: the distributed sampler, whose `filler_batches` are the numbers of repeated batches; None
             with one process.
 
@@ -98,7 +98,7 @@ class UpdateLoss:
         """Returns the number of items of the update in all processes; None if a process does not know its own.
 
         Args:
-            items: those of this process.
+            items: the number of items in this process.
             may_be_used: True if a loss of this process may use the number.
             may_be_ignored: True if the model computes the loss. Processes may find out at different times whether it
                 uses the number, so all exchange it until none does.
@@ -138,12 +138,12 @@ class UpdateLoss:
 class SharedDivisor:
     """The divisor for the loss of a batch with `items`; `float()` waits for the other processes.
 
-    The answer arrives during the forward pass. To wait for it before that took a tenth of the step of a small model
+    The answer arrives during the forward pass. Waiting for it before that took a tenth of the step of a small model
     in two processes on one machine.
 
     Args:
         totals: returns the sums over all processes: batches whose items are unknown, items, and batches with a loss.
-        processes: how many there are.
+        processes: the number of processes.
     """
 
     items: int
@@ -159,8 +159,8 @@ def divisors_of(items: list[int | None]) -> list[float | None]:
     """Returns the divisor for the loss of each batch of an update; their sum is then the mean over all their items.
 
     A model's loss is the mean over the items of one batch, so a batch with half of all items counts half, whatever
-    the sizes of the others. None is for a batch that has no item and so no loss, where others have. Where items
-    cannot be counted, all batches count the same.
+    the sizes of the others. A batch without items has no loss, and gets None if others have items. If items cannot be
+    counted, all batches count the same.
     """
     if any(count is None for count in items) or not (total := sum(count or 0 for count in items)):
         return [float(len(items))] * len(items)

@@ -29,19 +29,19 @@ from .loss import BatchWeight, UpdateLoss, loss_in_outputs
 # the first releases of transformers 5 do not divide
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
-# What computes a loss
+# The code that computes a loss
 SUBCLASS, FUNCTION, SMOOTHER, MODEL = "subclass", "compute_loss_func", "label_smoother", "model"
 
 
 class LossSettings(NamedTuple):
-    """Holds what a Trainer says about its losses. It is read for each batch, because libraries and callbacks set it.
+    """Holds the settings of a Trainer for losses. They are read for each batch: libraries and callbacks change them.
 
     Args:
         function: `compute_loss_func`.
         smoother: `label_smoother`.
         accepts_items: `model_accepts_loss_kwargs`.
         declared: `loss_is_scaled_for_ga`.
-        overrides: the overrides of the Trainer.
+        overrides: the overridden methods of the Trainer.
     """
 
     function: Callable | None = None
@@ -67,7 +67,7 @@ class LossSettings(NamedTuple):
 
     @property
     def computed_by(self) -> str:
-        """Returns what computes the losses to come."""
+        """Returns which code computes the next losses."""
         if self.function is not None:
             return FUNCTION
         if self.overrides.compute_losses_or_items:
@@ -93,7 +93,7 @@ class BatchLoss:
     Attributes:
         num_items: the number of items for compute_loss. It may be watched.
         computed_by: a subclass, until the Trainer's own compute_loss computes the loss.
-        was_given_items: False where a subclass has called compute_loss without them.
+        was_given_items: False if a subclass has called compute_loss without them.
     """
 
     __slots__ = ("computed_by", "num_items", "was_given_items")
@@ -151,7 +151,7 @@ class LossNormalisation:
         """Returns the number of items in `batches`; None if the loss does not use it or it is unknown.
 
         Args:
-            update: the update whose batches they are, to count those of all processes; None in an evaluation.
+            update: the update of the batches, to count the items of all processes; None in an evaluation.
         """
         self._counted_alone = update is None
         items, may_be_used = None, self.may_use_items(settings)
@@ -170,7 +170,7 @@ class LossNormalisation:
     def begin_batch(self, model: nn.Module, num_items: Any, settings: LossSettings) -> BatchLoss:
         """Returns the record of a batch, whose `num_items` are for compute_loss.
 
-        The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.
+        In the first batch, the number records whether a subclass's compute_loss uses it, which the class may not say.
         Compiled code cannot be watched: it is traced once.
         """
         says_nothing = settings.declared is None and settings.overrides.compute_loss and settings.accepts_items
@@ -184,7 +184,7 @@ class LossNormalisation:
         """Returns the outputs of `model`, which gets the number of items if it accepts it and uses it.
 
         Raises:
-            TypeError: for a batch without names.
+            TypeError: if the batch has no names.
         """
         if not hasattr(inputs, "keys"):  # Python's own error would quote the whole model
             raise TypeError(
@@ -231,7 +231,7 @@ class LossNormalisation:
         """Returns the loss of a batch from the outputs of the model.
 
         Args:
-            labels: of the batch, if they were not given to the model.
+            labels: the labels of the batch, if they were not given to the model.
         """
         batch = self._batch
         batch.was_given_items = num_items is not None
@@ -302,13 +302,16 @@ def _as_number(num_items: Any) -> Any:
 
 
 class _Watched(torch.Tensor):
-    """A number that records if anything was computed with it."""
+    """A number that records whether anything was computed with it."""
 
     was_used = False
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in ("__get__", "is_floating_point"):  # asking what it is is no use of it
+        if getattr(func, "__name__", "") not in (
+            "__get__",
+            "is_floating_point",
+        ):  # reading its attributes does not count as use
             for value in [*args, *(kwargs or {}).values()]:
                 if isinstance(value, _Watched):
                     value.was_used = True

@@ -70,8 +70,8 @@ class StopOnNan:
         """Returns the gradient norm of the update after `step` as a number.
 
         Raises:
-            NonFiniteLossError: if it, or a loss of the update, is not finite. Everything is as before the update then,
-                and in a checkpoint.
+            NonFiniteLossError: if the norm or a loss of the update is not finite. The run is then as it was before the
+                update, and is saved in a checkpoint.
         """
         meter, processes = self.rollback.position.meter, self.trainer._mt_processes
         norm = meter.read_norm(grad_norm, step)
@@ -102,7 +102,7 @@ class StopOnNan:
         parameters = [local(each) for each in self.gradients.parameters if each.is_floating_point()]  # own shards
         is_damaged = not all(bool(torch.isfinite(each).all()) for each in parameters)
         if self.trainer._mt_processes.all_reduce_max([is_damaged])[0]:
-            # saved now, they could push out a checkpoint that is worth more
+            # a checkpoint of them could replace a better one
             saver.wait()
             why = f"The weights after step {step} are not finite either, so they were not saved."
             return checkpoints.newest(), why

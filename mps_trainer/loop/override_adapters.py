@@ -25,7 +25,7 @@ def batch_runner_for(overrides: Overrides, transfer: BatchTransfer) -> RunBatch:
 
     def run_moved_batch(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
         loss = trainer.training_step(model, move(batch), num_items)
-        return loss.clone() if overrides.training_step else loss  # other code may change it in place later on
+        return loss.clone() if overrides.training_step else loss  # the override may change it in place later
 
     return run_moved_batch
 

@@ -39,7 +39,7 @@ class Update:
     """The batches of one step of the optimizer.
 
     Attributes:
-        num_items: in all of the batches, over all processes; None where nothing uses it.
+        num_items: the number of items in the batches of all processes; None if nothing uses it.
         epoch, first_batch: the epoch, and the number in it of the first of the batches, from 0.
     """
 
@@ -66,8 +66,8 @@ class Position:
         loader_has_ended: True if an epoch of unknown length ended because the loader gave no more batches.
         postponed: the actions among "evaluate", "save" and "stop" that were due after the last step, but that a signal
             or crash prevented.
-        examples_at_a_time: how many fit into memory, where batches were halved; else None.
-        grad_norm, learning_rate: of the last update. The log at the end of an epoch has them.
+        examples_at_a_time: the examples that fit into memory if batches were halved, else None.
+        grad_norm, learning_rate: gradient norm and learning rate of the last update, for the log at an epoch's end.
         first_step: the step after which this run began or resumed.
     """
 
@@ -118,7 +118,7 @@ class Position:
         return self.state.global_step < self.plan.max_steps and self.batches < last
 
     def begin_pass(self, count: int) -> Iterator[Any]:
-        """Returns the batches of the epoch that are left, of which the next update takes `count`."""
+        """Returns the batches that are left in the epoch. The next update takes `count` of them."""
         return self.source.begin_pass(self.epoch, self.batches, count)
 
     def advance(self, batches: list[Any], num_items: Any) -> Update | None:
@@ -147,7 +147,7 @@ class Position:
     # Saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint has beside its step: "loop" for loop_state.json, and "rng" for rng_state.pth.
+        """Returns what a checkpoint holds beside its step: "loop" for loop_state.json, and "rng" for rng_state.pth.
 
         Reads losses and norm from the device.
         """

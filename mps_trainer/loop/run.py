@@ -56,15 +56,15 @@ logger = logging.getLogger(__name__)
 class TrainingRun:
     """Runs one training. The Trainer holds it as `_mt_run` until it ends.
 
-    Nothing between two logs reads a value from the device: its queue is not drained for a number that nobody looks at.
+    The run reads no value from the device between two logs: a read would wait for all work that is queued there.
 
     Args:
-        trial: of a search for hyper-parameters, or None.
+        trial: the trial of a search for hyper-parameters, or None.
         resume_from: the checkpoint folder to resume, or None.
 
     Attributes:
         model: the model as it is called: compiled, or one of several replicas, if the arguments say so.
-        num_examples: in the training dataset, if its length is known.
+        num_examples: the examples in the training dataset, if its length is known.
         num_train_samples: the examples of all steps of the plan.
         update_size: examples in an optimizer step of all processes.
     """
@@ -83,7 +83,7 @@ class TrainingRun:
         self._adapt_to_overrides()
 
         unwrapped = inside(self.model)  # `accumulate` may replace the replica, whose buckets hold all gradients
-        self.modules = list(unwrapped.modules())  # torch needs 3 ms to list those of a BERT, too long for each step
+        self.modules = list(unwrapped.modules())  # listing them takes 3 ms for a BERT, too long for each step
         self.saver = CheckpointSaver(trainer)
         counter = ItemCounter.of(trainer.model, trainer.label_names)
         averages = args.average_tokens_across_devices
@@ -223,7 +223,7 @@ class TrainingRun:
     def updates(self) -> Iterator[Update]:
         """Yields the updates that are left, and fires the events of epochs and the begin of each step.
 
-        A callback may end an epoch or the run after a step; the next update is then that of the next epoch, or none.
+        A callback may end an epoch or the run after a step; the next update is then in the next epoch, or there is none.
         """
         if not self.start() or self.is_complete():
             return
@@ -250,7 +250,7 @@ class TrainingRun:
         self.start_time = time.time()
         self.note_progress()
         self.gradients.clear(self.trainer.optimizer)
-        self.trainer.current_flos = 0.0  # those of an earlier run that failed before it stored them
+        self.trainer.current_flos = 0.0  # an earlier run may have failed before it stored its own
         position, supervised = self.position, self.trainer._mt_supervised
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
             position.postponed.append("stop")  # the run died after a callback had ended it
@@ -281,7 +281,7 @@ class TrainingRun:
         return (epoch_end_is_due or was_postponed) and trainer.control.should_training_stop
 
     def is_complete(self) -> bool:
-        """Returns True if the checkpoint that the run resumes is that of its end."""
+        """Returns True if the run resumes a checkpoint of its end."""
         return self.position.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
 
     def begin_report(self) -> None:
@@ -361,9 +361,9 @@ class TrainingRun:
         """Runs forward and backward for the batches of one update; their loss is the mean over all their items.
 
         Args:
-            num_items: in all of them.
-            divisors: for the loss of each, where they are known; None in it for a batch without a loss.
-            count: the batches of the update before some of them were split. Default: none is split.
+            num_items: the number of items in all of them.
+            divisors: the divisor for the loss of each batch; None for a batch without a loss. Default: computed here.
+            count: the number of batches before some of them were split. Default: none is split.
         """
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         divisors = self.loss.divisors(batches) if divisors is None else divisors
@@ -374,7 +374,7 @@ class TrainingRun:
         trainer.current_gradient_accumulation_steps = len(batches)
         self.tokens.begin_update()
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
-            if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
+            if (accelerator := vars(trainer).get("accelerator")) is not None:  # a subclass or a callback has used it
                 accelerator.gradient_state._set_sync_gradients(i == last)
             with no_sync(self.model, i < last):
                 if divisor is not None:
@@ -466,9 +466,9 @@ class TrainingRun:
         asked = control.should_log or control.should_evaluate or control.should_save
         if not asked and not self.waits_at_each_step:
             return
-        with contextlib.suppress(EvaluationLeftError):  # a signal came, for which the run ends below
+        with contextlib.suppress(EvaluationLeftError):  # a signal came, and the run ends below
             trainer._maybe_log_save_evaluate(
-                self.meter.sum if self.waits_at_each_step else None,  # a sum is read from the device
+                self.meter.sum if self.waits_at_each_step else None,  # reading the sum waits for the device
                 self.position.grad_norm,
                 self.model,
                 self.trial,
@@ -502,13 +502,13 @@ class TrainingRun:
         """Finishes the run and returns its metrics."""
         self.saver.save_again()
         processes = self.trainer._mt_processes
-        processes.wait()  # the first one may still write
+        processes.wait()  # the first process may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):
             waited = ", ".join(f"process {rank} {share:.0%}" for rank, share in enumerate(shares))
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
         self.preemption.end_if_signalled(self.log)
-        if self.args.auto_find_batch_size:  # transformers tells the size that was found there, too
+        if self.args.auto_find_batch_size:  # transformers also stores the size that it found there
             self.trainer._train_batch_size = self.trainer.state.train_batch_size or self.batch_size
         return output
 
