@@ -27,6 +27,7 @@ def measured():
     return json.loads(done.stdout)
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures as Linux does")
 @pytest.mark.parametrize("case", CASES)
 def test_loading_takes_little_more_memory_than_the_weights(measured, case):
