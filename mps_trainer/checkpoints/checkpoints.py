@@ -158,7 +158,7 @@ class Checkpoints:
         return writing.result() if writing is not None and writing.done() else None
 
     def note_result(self, result: SaveResult, state: TrainerState) -> None:
-        """Notes whether a checkpoint was written. If not, logs why, and restores the name of the best one before it."""
+        """Notes whether a checkpoint was written. If not, logs why, and the best one before it is the best again."""
         if result.error is None:
             self.unsaved, self.unannounced = None, result.folder
             return

@@ -308,10 +308,7 @@ class _Watched(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in (
-            "__get__",
-            "is_floating_point",
-        ):  # reading its attributes does not count as use
+        if getattr(func, "__name__", "") not in ("__get__", "is_floating_point"):  # reading attributes is no use of it
             for value in [*args, *(kwargs or {}).values()]:
                 if isinstance(value, _Watched):
                     value.was_used = True

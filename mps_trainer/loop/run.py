@@ -223,7 +223,7 @@ class TrainingRun:
     def updates(self) -> Iterator[Update]:
         """Yields the updates that are left, and fires the events of epochs and the begin of each step.
 
-        A callback may end an epoch or the run after a step; the next update is then in the next epoch, or there is none.
+        A callback may end an epoch or the run after a step; the next update is then that of the next epoch.
         """
         if not self.start() or self.is_complete():
             return
