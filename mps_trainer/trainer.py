@@ -39,9 +39,8 @@ from .checkpoints.checkpoints import Checkpoints
 from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import make_folder
 from .checkpoints.rng import read_rng, rng_state, set_rng
-from .checkpoints.savable_logs import SavableLogs
 from .checkpoints.saver import CheckpointSaver
-from .compat import Compat
+from .checkpoints.trainer_state_file import SavableLogs
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
@@ -64,12 +63,12 @@ from .guards.memory_errors import PLACING, explained
 from .guards.supervised import SupervisedRun
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
+from .loop.initial_state import load_callbacks, new_state
 from .loop.label_smoothing import make_label_smoother
 from .loop.loss import BatchWeight
+from .loop.loss_normalisation import LossNormalisation, LossSettings
 from .loop.run import TrainingRun
 from .loop.run_context import run_of
-from .loop.trainer_state import load_callbacks, new_state
-from .loss_normalisation import LossNormalisation, LossSettings
 from .model import quantized
 from .model.introspection import (
     accepts_loss_kwargs,
@@ -89,6 +88,7 @@ from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
+from .overrides import Overrides
 from .reports.recorder import compare_trials
 from .training_args import TrainingArguments
 from .utils.log_level import set_log_level
@@ -143,7 +143,7 @@ class Trainer:
     objective: Any = None  # the trial's latest evaluation computed it
     _trial: Any = None
     _signature_columns: list[str] | None = None  # these may reach the model; None until they are asked for
-    _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
+    _created_lr_scheduler = False  # True if the Trainer made `lr_scheduler`, which is for one train() only
     _mt_methods: ClassVar[dict[str, Any]] = {}
     _mt_created_with: float | None = None  # the learning rate that the optimizer from here was created with
     _mt_run: TrainingRun | None = None  # the one that is under way
@@ -171,7 +171,7 @@ class Trainer:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
         trainer_checks.check_arguments(args)
         trainer_checks.check_subclass(type(self))
-        self._mt_compat = Compat.of(self)
+        self._mt_overrides = Overrides.of(self)
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
@@ -197,7 +197,7 @@ class Trainer:
         trainer_checks.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
         trainer_checks.check_processes(args, self._mt_processes)
         trainer_checks.check_sharding(args, self._mt_processes, model, optimizers)
-        trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, self._mt_compat.gives_eval_loader)
+        trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, self._mt_overrides.get_eval_dataloader)
         trainer_checks.check_training(args, train_dataset, data_collator)
 
         if args.memory_guard and args.device.type == "mps":
@@ -254,8 +254,8 @@ class Trainer:
         refuse_in_starting_process()
         trainer_checks.check_not_training(self.is_in_train)
         self._memory_tracker.start()
-        self._mt_compat = Compat.of(self)
-        if self.train_dataset is None and not self._mt_compat.gives_train_loader:
+        self._mt_overrides = Overrides.of(self)
+        if self.train_dataset is None and not self._mt_overrides.get_train_dataloader:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self._hp_search_setup(trial)  # may set the seed with which the model is made
@@ -366,7 +366,7 @@ class Trainer:
         examples in their first dimension.
 
         Raises:
-            UnsplittableBatchError: if it cannot be told where an example ends.
+            UnsplittableBatchError: if it is unclear where an example ends.
         """
         return split(batch, most)
 
@@ -432,7 +432,8 @@ class Trainer:
             model.train()  # it is another one, or an evaluation or a callback has switched a part of it
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
-        settings, weight = LossSettings.of(self), BatchWeight() if run is None else run.weight
+        settings = LossSettings.of(self)
+        weight = BatchWeight() if run is None else run.weight_of_current_batch  # set by `accumulate_batches`
         batch = self._mt_normalisation.begin_batch(model, num_items_in_batch, settings)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=batch.num_items)
@@ -472,7 +473,7 @@ class Trainer:
         Autocast covers only the model's own forward: your `compute_loss` receives and computes float32.
         """
         masks = self._mt_attention_masks
-        if not self._mt_compat.autocasts:
+        if not self._mt_overrides.autocast_smart_context_manager:
             return masks.in_use() if masks.applies else contextlib.nullcontext()
         stack = contextlib.ExitStack()
         if masks.applies:
@@ -518,7 +519,7 @@ class Trainer:
         `optim.adamw.AdamW`, whose step may clip the gradients.
 
         Raises:
-            MisconfigurationException: what `get_optimizer_cls_and_kwargs` raises.
+            MisconfigurationException: as `get_optimizer_cls_and_kwargs` does.
         """
         if self.optimizer is None:
             model = self.model if model is None else model
@@ -551,7 +552,7 @@ class Trainer:
 
         Args:
             args: `optim`, `optim_args`, `learning_rate`, `adam_*` and for some optimizers others are read.
-            model: what to optimize; GaLore and APOLLO need it.
+            model: the model to optimize; GaLore and APOLLO need it.
 
         Raises:
             MissingPackageError: if the optimizer is of a package that is not installed.
@@ -611,7 +612,7 @@ class Trainer:
         padding = getattr(self.processing_class, "pad_token_id", None)
         number = tokens_in(self.model, inputs, which == "non_padding", padding)
         if number is not None:
-            self.state.num_input_tokens_seen += number  # the run adds those of other processes once per update
+            self.state.num_input_tokens_seen += number  # the run adds the other processes' tokens once per update
 
     # Loaders
 
@@ -679,7 +680,7 @@ class Trainer:
         """Returns the loader of `dataset`, as the arguments describe it.
 
         Args:
-            description: what it is for, in messages.
+            description: names its use in messages.
             sampler_fn: gives the order of the dataset, once its unused columns are gone; not called for a stream.
             is_training: workers are given seeds, which transformers does for training only.
             dataloader_key: under which to keep the loader, if its workers stay alive.
@@ -775,19 +776,19 @@ class Trainer:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Returns metrics on `eval_dataset`, and logs them; a dictionary of datasets gives those of all of them.
+        """Returns metrics on `eval_dataset`, and logs them; for a dictionary, the metrics of all its datasets.
 
         Args:
             eval_dataset: a dataset, a dictionary of datasets, or the name of one in the dictionary that the Trainer
                 has. Default: what the Trainer has.
             ignore_keys: keys of the model's outputs to leave out of the predictions.
-            metric_key_prefix: what the names of the metrics begin with.
+            metric_key_prefix: the beginning of the metrics' names.
         """
         trainer_checks.check_has_model(self.model)
         if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
             return evaluate_each(self, eval_dataset, metric_key_prefix, ignore_keys=ignore_keys)
         if not self.is_in_train:
-            self._mt_compat = Compat.of(self)
+            self._mt_overrides = Overrides.of(self)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = evaluate_dataset(
@@ -796,7 +797,7 @@ class Trainer:
             make_loader(),  # an override may choose compute_metrics here
             make_loader,
             description="Evaluation",
-            prediction_loss_only=True if self.compute_metrics is None else None,  # nobody would look at predictions
+            prediction_loss_only=True if self.compute_metrics is None else None,  # predictions would not be used
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
@@ -811,7 +812,7 @@ class Trainer:
         """Returns predictions for `test_dataset`, with labels and metrics if it has labels; logs nothing."""
         trainer_checks.check_has_model(self.model)
         if not self.is_in_train:
-            self._mt_compat = Compat.of(self)
+            self._mt_overrides = Overrides.of(self)
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = evaluate_dataset(
@@ -847,7 +848,7 @@ class Trainer:
             processes=self._mt_processes,
             events=self._mt_events,
             precision=self._mt_precision,
-            compat=self._mt_compat,
+            overrides=self._mt_overrides,
             transfer=self._mt_transfer,
             run=self._mt_run,
             warned=self._mt_warned_of_metrics,
@@ -1269,5 +1270,5 @@ class Trainer:
         return self.args.process_index == 0
 
 
-# `Compat` compares with these, because a library may patch the class later on
+# `Overrides` compares methods with these, because a library may patch the class later
 Trainer._mt_methods = {name: getattr(Trainer, name) for name in vars(Trainer)}

@@ -51,8 +51,8 @@ AREAS = {
             "data/plan.py",
         ),
     ),
-    "loss weighting": Area(50, ("loop/items.py", "loop/loss.py", "loss_normalisation.py")),
-    "the Trainer": Area(60, ("trainer.py", "loop/trainer_state.py")),
+    "loss weighting": Area(50, ("loop/items.py", "loop/loss.py", "loop/loss_normalisation.py")),
+    "the Trainer": Area(60, ("trainer.py", "loop/initial_state.py")),
     "data order": Area(40, ("data/order.py", "data/buckets.py", "loop/batch_source.py")),
 }
 

@@ -73,7 +73,7 @@ def announce(run: Any) -> None:
     _transformers_logger.info("***** Running training *****")
     for name, value in rows.items():
         _transformers_logger.info("  %s = %s", name, value)
-    for text in run.compat.off:
+    for text in run.overrides.reasons:
         _transformers_logger.info("  Off: %s", text)
     for line in first_lines(args, trainer.state, run.model, run.loader):
         _transformers_logger.info("  %s", line.strip())

@@ -23,10 +23,10 @@ from ..training_args import TrainingArguments
 from . import folders, loading
 from .files import why_not_written
 from .loading import LOOP_STATE, OPTIMIZER, POSITION, Stateful
-from .manifest import STATE, WEIGHTS
+from .manifest import WEIGHTS
 from .rng import RNG, rng_file, rng_of_processes
-from .savable_logs import SavableLogs
-from .writers import Save, Writer, state_dicts, write_state_dicts, write_trainer_state, writer_for, writes_shards
+from .trainer_state_file import SavableLogs, write_trainer_state
+from .writers import Save, Writer, state_dicts, write_state_dicts, writer_for, writes_shards
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ def wait_for_background() -> None:
 
 @dataclass(frozen=True)
 class SaveResult:
-    """Tells whether a checkpoint was written.
+    """Says whether a checkpoint was written.
 
     Attributes:
         folder: the folder of the checkpoint.
         best_before: the best checkpoint before this save.
-        error: a clause that says why the disk did not take it; None if it did.
+        error: a clause that says why it was not written; None if it was.
     """
 
     folder: str
@@ -58,8 +58,8 @@ class SaveResult:
 class Checkpoints:
     """Owns the folder of a run's checkpoints, and the one that is being written.
 
-    It is handed what it saves at each save, because callbacks may replace the optimizer, and refers to neither the
-    Trainer nor the model in between.
+    Each save hands it the objects to save, because callbacks may replace the optimizer. Between saves it refers to
+    neither the Trainer nor the model.
 
     The files of a checkpoint go to an unfinished folder, which then takes its name: a checkpoint that exists is
     complete. Training continues if one cannot be written.
@@ -69,9 +69,9 @@ class Checkpoints:
         run_id: the id of a run under a supervisor, for the manifests.
 
     Attributes:
-        stale: the checkpoints in it that this run does not continue: those of other runs, and of later steps than
-            the one that was resumed.
-        unsaved: a sentence that says why the disk did not take the last checkpoint; None if it did.
+        stale: the checkpoints in the folder that this run does not continue: checkpoints of other runs, and of steps
+            after the one that it resumed.
+        unsaved: a sentence that says why the last checkpoint was not written; None if it was.
         unannounced: a checkpoint on disk that the callbacks have not heard of, or None.
     """
 
@@ -89,8 +89,9 @@ class Checkpoints:
         self._last_save: int | None = None  # the number of the last save by this object
         self._writing: Future[SaveResult | None] | None = None  # the checkpoint in the background
         # During a save, what all processes have a part of: whole weights and optimizer state of a sharded model, the
-        # positions, and a list of random states.
-        self._gathered: dict[str, Any] = {}
+        # positions, and a list of random states. `full_weights`, `write_stateful` and `write_rng` read it when an
+        # override's save calls them; outside a save it is empty.
+        self._gathered_for_current_save: dict[str, Any] = {}
         self._savable_logs = SavableLogs()
 
     def find_stale(self, resume_from: str | None, step: int) -> None:
@@ -112,13 +113,13 @@ class Checkpoints:
         """
         state, args = save.state, save.args
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
-        self._gathered = self._gather(save)
+        self._gathered_for_current_save = self._gather(save)
         try:
             if args.should_save:
                 self._note_best(state)
             elif not writes_shards(save.model, args):
                 return None
-            writer = writer_for(save, self._gathered)
+            writer = writer_for(save, self._gathered_for_current_save)
             rotate: Callable[[], None]
             if save.in_background:
                 # the Trainer may have begun another run when the thread ends, so the thread reads copies only
@@ -132,7 +133,7 @@ class Checkpoints:
                 rotate = functools.partial(self.rotate, state, args, save.in_run)
             # a thread may not exchange anything with the other processes
             processes = Processes() if writer.write_shards is None else save.processes
-            loop_state = self._gathered.get(LOOP_STATE)
+            loop_state = self._gathered_for_current_save.get(LOOP_STATE)
             work = functools.partial(
                 self._write_and_commit, writer, processes, state, loop_state, folder, best_before, rotate
             )
@@ -141,7 +142,7 @@ class Checkpoints:
             self._writing = _in_thread(work)
             return None
         finally:
-            self._gathered = {}
+            self._gathered_for_current_save = {}
 
     def is_written(self) -> bool:
         """Returns True if `wait` has a result and will not wait for it."""
@@ -157,7 +158,7 @@ class Checkpoints:
         return writing.result() if writing is not None and writing.done() else None
 
     def note_result(self, result: SaveResult, state: TrainerState) -> None:
-        """Notes whether a checkpoint was written, and logs why it was not: it is not the best then."""
+        """Notes whether a checkpoint was written. If not, logs why, and the best one before it is the best again."""
         if result.error is None:
             self.unsaved, self.unannounced = None, result.folder
             return
@@ -177,7 +178,7 @@ class Checkpoints:
             )
 
     def _gather(self, save: Save) -> dict[str, Any]:
-        """Returns what all processes have a part of, by the names of the files. All of them must call it."""
+        """Returns what all processes have a part of, by the names of its files. All of them must call it."""
         gathered: dict[str, Any] = {}
         if POSITION in save.stateful:
             positions = save.processes.gather(save.stateful[POSITION].state_dict())
@@ -201,14 +202,15 @@ class Checkpoints:
         best_before: str | None,
         rotate: Callable[[], None],
     ) -> SaveResult | None:
-        """Writes a checkpoint, then removes old ones. What one of `processes` cannot write ends it for all."""
+        """Writes a checkpoint, then removes old ones. If one of `processes` cannot write its part, none does."""
         unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
-        def begin() -> None:
+        def make_folder() -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
             os.makedirs(unfinished)
 
-        def finish() -> None:
+        def write_files_and_commit() -> None:
+            # every checkpoint goes through here: write a further file before the commit
             writer.write_files(unfinished)
             self.write_trainer_state(state, unfinished)
             if loop_state is not None:
@@ -217,10 +219,10 @@ class Checkpoints:
 
         error = None
         try:
-            processes.first_does(begin)
+            processes.first_does(make_folder)
             if writer.write_shards is not None:
                 processes.all_do(functools.partial(writer.write_shards, unfinished))
-            processes.first_does(finish)
+            processes.first_does(write_files_and_commit)
         except Exception as failure:  # all processes come here after the error of one
             is_own = not isinstance(failure, AnotherProcessFailedError)
             reasons = processes.gather(why_not_written(failure, unfinished) if is_own else "")
@@ -249,22 +251,22 @@ class Checkpoints:
         """Returns the full weights of a sharded model, else None. All processes must call it.
 
         Args:
-            keep: False in a process that writes nothing, and needs no memory for them.
+            keep: False in a process that writes nothing, to save memory.
         """
-        if WEIGHTS in self._gathered or not is_sharded(model):
-            return self._gathered.get(WEIGHTS)
+        if WEIGHTS in self._gathered_for_current_save or not is_sharded(model):
+            return self._gathered_for_current_save.get(WEIGHTS)
         return full_state_dict(model, keep=keep)
 
     def write_stateful(self, stateful: Mapping[str, Stateful], folder: str) -> None:
         """Writes state dicts to the files of their names; whole ones of a sharded model during a save."""
-        whole = {name: content for name, content in self._gathered.items() if name in stateful}
+        whole = {name: content for name, content in self._gathered_for_current_save.items() if name in stateful}
         write_state_dicts(state_dicts(stateful, whole), folder)
 
     def write_rng(self, own: dict[str, Any], folder: str, processes: Processes) -> None:
-        """Writes the random states of this process; during a save of several processes, those of all."""
+        """Writes the random states of this process, or of all processes during a save of several."""
         files = {rng_file(processes.rank, processes.size): own}
-        if processes.is_distributed and RNG in self._gathered:
-            files = rng_of_processes(self._gathered[RNG])
+        if processes.is_distributed and RNG in self._gathered_for_current_save:
+            files = rng_of_processes(self._gathered_for_current_save[RNG])
         write_state_dicts(files, folder)
 
     def write_trainer_state(self, state: TrainerState, folder: str) -> None:
@@ -273,7 +275,7 @@ class Checkpoints:
         Raises:
             OSError: if the disk does not take it.
         """
-        write_trainer_state(state, os.path.join(folder, STATE), self._savable_logs)
+        write_trainer_state(state, folder, self._savable_logs)
 
     # Loading
 
@@ -322,7 +324,7 @@ class Checkpoints:
         """Removes an overwritten run's checkpoints and those beyond the limit. Keeps the newest and the best.
 
         Args:
-            in_run: True if the newest is the one of the current step; False to keep the one of the last step.
+            in_run: True to keep the current step's checkpoint; False to keep the one with the highest step.
             run_dir: default the folder of the run.
         """
         run_dir = self.run_dir if run_dir is None else os.path.abspath(run_dir)
@@ -338,7 +340,7 @@ class Checkpoints:
         folders.rotate(run_dir, args.save_total_limit, kept, self.stale)
 
     def keep_only_best(self, state: TrainerState, args: TrainingArguments) -> None:
-        """Removes the last checkpoint after a run that was to keep one, if the best is another one of it."""
+        """Removes the last checkpoint of a run with `save_total_limit=1` if the best one is another."""
         best = self._absolute(state.best_model_checkpoint)
         is_own = best is not None and os.path.realpath(os.path.dirname(best)) == os.path.realpath(self.run_dir)
         if args.should_save and is_own and args.save_total_limit == 1:
@@ -356,7 +358,7 @@ class Checkpoints:
 
 
 def _in_thread(work: Callable[[], Any]) -> Future[Any]:
-    """Starts `work` in a thread that ends with the process: what it writes must not matter until it is finished."""
+    """Starts `work` in a thread that ends with the process, so unfinished work must do no harm."""
     task: Future[Any] = Future()
 
     def run() -> None:

@@ -16,7 +16,7 @@ from ..errors import MisconfigurationException
 
 LARGEST_JSON = 256 << 20  # bytes: the log of two million steps
 MOST_VALUES = 10_000_000  # so many empty lists, the most that fit in these bytes, take 700 MB of memory
-# How torch, C++ and safetensors say that a file could not be written, which they do not say with an OSError.
+# Messages of torch, C++ and safetensors for a file that could not be written. They raise no OSError for it.
 _NOT_WRITTEN = (
     *("PytorchStreamWriter failed", "unexpected pos", "file write failed", "open file failed", "iostream error"),
     *("I/O error", "IoError", "Io("),
@@ -75,8 +75,8 @@ def why_not_written(error: BaseException, folder: str) -> str | None:
     """Returns why a write to the disk failed, or None if `error` has another cause.
 
     Args:
-        error: what writing raised.
-        folder: where it was written. Where the error does not say why, a small file is tried there.
+        error: the error that writing raised.
+        folder: the folder of the file. If the error does not say why, a small file is written there.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return _in_words(error)

@@ -30,8 +30,8 @@ def checkpoint_to_resume(
 
     Args:
         requested: a checkpoint, True for the newest in `output_dir`, or None.
-        supervised: the run as its supervisor knows it. It says whether this is a restart, and is told here whether
-            the restart has a checkpoint to resume. If it has none, the run does what its first start did.
+        supervised: the run as its supervisor knows it, which says whether this is a restart. `is_restarted` becomes
+            False if the restart has no checkpoint to resume: the run then does what its first start did.
 
     Raises:
         MisconfigurationException: if there is no such checkpoint, or the requested one is damaged.
@@ -149,7 +149,7 @@ def _in_order_of_saving(checkpoints: list[str]) -> list[str]:
 
 
 def _newest_whole(ordered: list[str]) -> tuple[str | None, dict[str, str]]:
-    """Returns the last checkpoint without a fault, and the faults of those after it, of which it warns."""
+    """Returns the last checkpoint without a fault, and the faults of later ones. Warns about them."""
     faults: dict[str, str] = {}
     for folder in reversed(ordered):
         if (why := manifest.fault(folder)) is None:

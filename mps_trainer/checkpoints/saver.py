@@ -1,4 +1,18 @@
-"""Saves the checkpoints of a Trainer: collects what they hold, and calls methods and callbacks around a save."""
+"""Saves the checkpoints of a Trainer: collects what they hold, and calls methods and callbacks around a save.
+
+A save goes through these calls:
+
+1. `Trainer._maybe_log_save_evaluate` if a callback requested it, or `CheckpointSaver.save_through_trainer` after a
+   signal or a loss that is not finite, calls
+2. `Trainer._save_checkpoint`, which calls
+3. `CheckpointSaver.write`, which collects what the checkpoint holds, and calls
+4. `Checkpoints.write`, which gathers what all processes have a part of, chooses the writer, and calls
+5. `Checkpoints._write_and_commit`, at once or in a thread. It writes the files, renames the folder, and removes old
+   checkpoints. If other code overrides a method that writes, its writer is `TrainerMethods`, which calls
+   `Trainer.save_model` and the like.
+
+Then 1 calls `fire_on_save`. on_checkpoint_complete is fired there, or by `poll` or `wait` after a thread has ended.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +22,9 @@ from typing import Any, Protocol
 from torch import nn
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ..compat import Compat
 from ..distributed import Processes
 from ..model.precision import MixedPrecision
+from ..overrides import Overrides
 from . import folders, manifest
 from .checkpoints import Checkpoints, SaveResult
 from .loading import OPTIMIZER, POSITION, SCALER, SCHEDULER, Stateful
@@ -32,7 +46,7 @@ class SavingTrainer(WritingTrainer, Protocol):
     state: TrainerState
     control: TrainerControl
     _mt_checkpoints: Checkpoints
-    _mt_compat: Compat
+    _mt_overrides: Overrides
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any  # the run under way, None for a checkpoint that is saved by hand
@@ -59,13 +73,13 @@ class CheckpointSaver:
     def _checkpoints(self) -> Checkpoints:
         return self._trainer._mt_checkpoints  # a checkpoint that is saved by hand may go elsewhere
 
-    def save(self) -> None:
-        """Saves the checkpoint of the current step and calls on_save. All processes must call it."""
+    def save_through_trainer(self) -> None:
+        """Saves the current step by `Trainer._save_checkpoint`, and calls on_save. All processes must call it."""
         self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
         self.fire_on_save()
 
     def save_again(self) -> None:
-        """Saves the checkpoint once more if the disk did not take the last one: there may be room again."""
+        """Saves the checkpoint once more if the last one was not written: the disk may have room again."""
         self.wait()
         if self._trainer._mt_processes.all_reduce_max([self._checkpoints.unsaved is not None])[0]:
             self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
@@ -106,13 +120,13 @@ class CheckpointSaver:
     def write(self) -> None:
         """Writes the checkpoint of the current step, in the background where that is safe. All processes must call it.
 
-        If the disk does not take it, training continues, and `Checkpoints.unsaved` says why.
+        If it cannot be written, training continues, and `Checkpoints.unsaved` says why.
         """
         self.wait()
         trainer, state = self._trainer, self._trainer.state
         if trainer.args.should_save:
             state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
-        compat = Compat.of(trainer)  # a callback may have patched a method since the run began
+        overrides = Overrides.of(trainer)  # a callback may have patched a method since the run began
         save = Save(
             state=state,
             model=trainer.model,
@@ -120,9 +134,9 @@ class CheckpointSaver:
             args=trainer.args,
             processor=processor_to_save(trainer.processing_class, trainer.data_collator),
             processes=trainer._mt_processes,
-            methods=TrainerMethods(trainer) if compat.writes_checkpoints else None,
+            methods=TrainerMethods(trainer) if overrides.write_checkpoints else None,
             in_run=trainer._mt_run is not None,
-            in_background=trainer.args.should_save and self._may_write_in_background(compat),
+            in_background=trainer.args.should_save and self._may_write_in_background(overrides),
         )
         if (result := self._checkpoints.write(save)) is not None:
             self._note_result(result)
@@ -135,17 +149,17 @@ class CheckpointSaver:
             found[SCALER] = trainer._mt_precision.scaler
         return {**found, POSITION: RandomStatesOnly() if run is None else run.position}
 
-    def _may_write_in_background(self, compat: Compat) -> bool:
+    def _may_write_in_background(self, overrides: Overrides) -> bool:
         """Returns True if a copy can be written while training goes on.
 
-        It cannot where a checkpoint is saved by hand, nor where the user's code takes part in writing it or expects
-        it to be there at on_save.
+        It cannot if the checkpoint is saved by hand, nor if the user's code takes part in writing it or expects its
+        files at on_save.
         """
         trainer, events = self._trainer, self._trainer._mt_events
-        if trainer._mt_run is None or compat.writes_checkpoints or events.has_listener("on_save"):
+        if trainer._mt_run is None or overrides.write_checkpoints or events.has_listener("on_save"):
             return False
         # an upload begins when the checkpoint is complete, which may be a step later
-        if trainer.args.push_to_hub and (compat.uploads_checkpoints or events.has_listener("on_push_begin")):
+        if trainer.args.push_to_hub and (overrides.push_from_checkpoint or events.has_listener("on_push_begin")):
             return False
         return can_write_copy(trainer.model, trainer.optimizer, trainer.args)
 

@@ -35,25 +35,24 @@ from . import shards
 from .loading import OPTIMIZER, POSITION, SCHEDULER, Stateful, without_progress_bars
 from .manifest import WEIGHTS
 from .rng import RNG, rng_of_processes
-from .savable_logs import SavableLogs
 from .trainer_methods import TrainerMethods
 
 logger = logging.getLogger(__name__)
 
-_SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
+_SHARE = 8  # a copy may take an eighth of the machine's memory, because training needs the rest
 
 
 @dataclass(frozen=True)
 class Save:
-    """Holds what one checkpoint is made of.
+    """Holds the contents of one checkpoint.
 
     Attributes:
         state: the Trainer's state, which has the step.
         model: saved with `args` and `processor`.
         stateful: optimizer, schedule and scaler by the names of their files, and the position in training with its
             random states as `POSITION`; empty to save the model only.
-        processes: those of the run.
-        methods: writes by the methods of the Trainer, where other code overrides them; else None.
+        processes: the processes of the run.
+        methods: calls the Trainer's methods that write, if other code overrides one of them; else None.
         in_run: False for a checkpoint that is saved by hand.
         in_background: True to write a copy while training goes on.
     """
@@ -148,8 +147,8 @@ def background_writer(save: Save, gathered: Mapping[str, Any]) -> Writer:
 def can_write_copy(model: nn.Module, optimizer: Any, args: TrainingArguments) -> bool:
     """Returns True if a checkpoint can be written from a copy.
 
-    It cannot if it is gathered from all processes or written by code of the user's, nor if a second copy of model and
-    optimizer would crowd the machine's memory.
+    It cannot if it is gathered from all processes or written by the user's code, nor if a copy of model and optimizer
+    would take too much of the machine's memory.
     """
     inner = inside_compiled(model)
     if not args.save_async or args.save_on_each_node or args.fsdp:
@@ -184,7 +183,7 @@ def check_extra_states(model: nn.Module) -> None:
 def on_host(value: Any) -> Any:
     """Returns `value` with a copy of each tensor on the host; tensors that share memory do so in the copy, too.
 
-    Dictionaries, lists and tuples are gone through; anything else that they hold is taken as it is.
+    Copies the tensors in dictionaries, lists and tuples. Anything else in them is kept as it is.
     """
     copies: dict[tuple, torch.UntypedStorage] = {}
 
@@ -326,19 +325,3 @@ def write_state_dicts(dicts: Mapping[str, Any], folder: str) -> None:
                 json.dump(content, file, indent=2)
         else:
             torch.save(content, path)
-
-
-def write_trainer_state(state: TrainerState, path: str, savable_logs: SavableLogs) -> None:
-    """Writes `state` without log entries that JSON cannot hold.
-
-    Raises:
-        OSError: if the disk does not take it.
-    """
-    try:
-        state.save_to_json(path)
-    except OSError:
-        raise
-    except Exception:  # an object that is copied first may raise any
-        savable = copy.copy(state)
-        savable.log_history = [savable_logs.of(entry) for entry in state.log_history]
-        savable.save_to_json(path)

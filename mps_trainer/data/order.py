@@ -56,8 +56,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     `size` consecutive batches of `batches` make one batch of all processes: the first process has the first of them.
     The examples at the end of an epoch, too few for a batch in each process, are divided evenly in training, so that
-    the last update has the examples that it has in one process. A process that gets none of them computes with
-    another's: see `padding_batches`.
+    the last update has the examples that it has in one process. A process that gets none of them computes with an
+    example of another: see `filler_batches`.
 
     Args:
         whole: each batch of `batches` is divided between all processes.
@@ -66,7 +66,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         seed: seeds what a sampler draws from the global generators in epoch 0.
 
     Attributes:
-        padding_batches: numbers, in this epoch, of batches whose examples are another process's, and do not count.
+        filler_batches: the numbers, in this epoch, of batches that repeat an example of another process. They do not
+            count.
     """
 
     batches: Any
@@ -78,7 +79,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
     drop_last: bool = False
     seed: int = 0
     epoch: int = field(default=0, init=False)
-    padding_batches: set[int] = field(default_factory=set, init=False)
+    filler_batches: set[int] = field(default_factory=set, init=False)
 
     @property
     def sampler(self) -> Any:
@@ -102,7 +103,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return groups + bool(rest and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.padding_batches = set()
+        self.filler_batches = set()
         groups = drawn_alike(self.batches, 1 if self.whole else self.size, self.seed + self.epoch)
         for number, group in enumerate([list(batch) for batch in group] for group in groups):
             # a group makes one batch of all processes
@@ -114,7 +115,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             else:
                 own = group[self.rank] if self.rank < len(group) else []
             if not own:
-                self.padding_batches.add(number)
+                self.filler_batches.add(number)
             yield own or group[0][:1]
 
 
@@ -219,7 +220,7 @@ def is_distributed(loader: Any) -> bool:
     return has_share or isinstance(getattr(loader, "dataset", None), ShareOfStream)
 
 
-def is_padding(loader: Any, number: int) -> bool:
-    """Returns True if the batch `number` of this epoch of `loader` is another process's."""
+def is_filler(loader: Any, number: int) -> bool:
+    """Returns True if the batch `number` of this epoch of `loader` repeats an example of another process."""
     sampler = distributed_sampler(loader)
-    return sampler is not None and number in sampler.padding_batches
+    return sampler is not None and number in sampler.filler_batches

@@ -18,8 +18,11 @@ def check_same_data(trainer: Any, processes: Processes) -> None:
     """
     if not processes.is_distributed:
         return
-    found, compat = {}, trainer._mt_compat
-    for name, is_own in (("train_dataset", compat.gives_train_loader), ("eval_dataset", compat.gives_eval_loader)):
+    found, overrides = {}, trainer._mt_overrides
+    for name, is_own in (
+        ("train_dataset", overrides.get_train_dataloader),
+        ("eval_dataset", overrides.get_eval_dataloader),
+    ):
         dataset = getattr(trainer, name)
         found[name] = len(dataset) if not is_own and has_length(dataset) else None
     everybodys = processes.gather((socket.gethostname(), found))

@@ -18,11 +18,10 @@ from transformers.trainer_utils import EvalLoopOutput, speed_metrics
 from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
-from ..compat import Compat
 from ..data.batch_checks import BatchCheck
 from ..data.epoch_loader import host_batches, read_alike
 from ..data.missing_columns import explain_missing_columns
-from ..data.order import distributed_sampler, is_distributed, is_padding
+from ..data.order import distributed_sampler, is_distributed, is_filler
 from ..data.transfer import BatchTransfer
 from ..data.workers import close_workers
 from ..distributed import Processes, absent_named
@@ -34,6 +33,7 @@ from ..model.introspection import base_model, main_input_name
 from ..model.number_formats import explain_format
 from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
+from ..overrides import Overrides
 from ..utils.nested import find_batch_size
 from .batches import examples_in, in_step, is_sequential, order_of_rows, with_last
 from .metric_calls import MeasuredTrainer, MetricCalls
@@ -81,7 +81,7 @@ class EvaluationParts:
     """The parts of a Trainer that an evaluation works with.
 
     Args:
-        compat: the overridden methods.
+        overrides: the overridden methods.
         transfer: moves batches to the device.
         run: the training run that the evaluation is a part of, or None.
         warned: the warnings about `compute_metrics` that this Trainer has given.
@@ -90,7 +90,7 @@ class EvaluationParts:
     processes: Processes
     events: Events
     precision: MixedPrecision
-    compat: Compat
+    overrides: Overrides
     transfer: BatchTransfer
     run: RunUnderWay | None
     warned: set[str]
@@ -121,7 +121,7 @@ def run_evaluation(
         parts.warned,
         loss_only=loss_only,
         needs_labels=description != "Prediction",
-        is_overridden=parts.compat.predicts,
+        is_overridden=parts.overrides.prediction_step,
     )
     results: Any = {}
     seen = 0
@@ -129,7 +129,7 @@ def run_evaluation(
     is_uneven = trainer.is_fsdp_enabled and not is_even  # each pass of a sharded model waits for all processes
     check, in_order = BatchCheck(base_model(model)), is_sequential(loader) and not is_shared
     batches = with_last(host_batches(loader))
-    is_seen = parts.compat.evaluation_sees_batches or (by_batch and "inputs" in args.include_for_metrics)
+    is_seen = parts.overrides.see_evaluation_batches or (by_batch and "inputs" in args.include_for_metrics)
     move = parts.transfer.before_other_code(is_seen)
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
 
@@ -138,7 +138,7 @@ def run_evaluation(
 
     with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
         for number, ((inputs, is_last), counts) in enumerate(steps):
-            counts = counts and not (is_shared and is_padding(loader, number))
+            counts = counts and not (is_shared and is_filler(loader, number))
             size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
             try:
                 with check.watching(inputs, name_row):

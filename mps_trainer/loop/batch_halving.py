@@ -17,9 +17,9 @@ from ..guards.memory import free_unused
 from ..guards.memory_errors import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from ..utils.nested import find_batch_size
-from .gradients import Gradients
+from .batch_history import BatchHistory
+from .clipping import Gradients
 from .loss import UpdateLoss
-from .nonfinite import BatchHistory
 from .position import Position, Update
 from .rollback import Rollback
 from .surface import TrainerSurface
@@ -38,12 +38,12 @@ class MicrobatchSplitter:
     Args:
         position: holds the size that fits.
         rollback: undoes an update before it is repeated.
-        gradients: cleared then.
+        gradients: clears the gradients before that.
         history: knows the rows of each batch in the dataset.
         batch_size: examples in a batch of the loader.
         max_rows: the most rows that a batch can have if each is an example; None: not known.
         loss: counts the items of batches.
-        move_loaded: moves batches to the device if those of the loader have been moved.
+        move_loaded: moves batches to the device if the loader's batches have been moved.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class MicrobatchSplitter:
         self.trainer, self.position, self.rollback, self.gradients = trainer, position, rollback, gradients
         self.history, self.batch_size, self.loss, self.move_loaded = history, batch_size, loss, move_loaded
         self._max_rows, self._rows_are_examples = max_rows, True
-        self._loads_again = not trainer._mt_compat.splits_batches
+        self._loads_again = not trainer._mt_overrides.split_batch
         if self._loads_again:
             keep_examples(history.loader)
         # an override may exchange numbers in each pass, as TRL's do, so all processes have to make as many
-        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_compat.computes_loss
+        self._makes_equal_passes = trainer._mt_processes.is_distributed and trainer._mt_overrides.compute_loss
         self._has_warned = False
         self._batches: list[Any] = []  # they make the update under way
 
@@ -237,7 +237,7 @@ def _boxes(batch: Any) -> int | None:
 
 
 def _size(batch: Any) -> int | None:
-    """Returns the number of examples in `batch`, None where that cannot be told."""
+    """Returns the number of examples in `batch`, None if it is unknown."""
     try:
         return examples_in(batch)
     except UnsplittableBatchError:

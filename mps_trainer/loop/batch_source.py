@@ -25,9 +25,10 @@ class BatchSource:
     2. before the batch that waits: it is loaded ahead from this state;
     3. at the checkpoint: training draws its next number from this state.
 
-    `load_state_dict` sets the third at once, and nothing else restores random numbers in a resumed run. What that run
-    does once more is done inside `repeating`, which afterwards puts the generators back: loading the batch that
-    waits, for which `begin_epoch` sets the first two states, and events that were fired before the checkpoint.
+    `load_state_dict` sets the third at once, and nothing else restores random numbers in a resumed run. That run
+    repeats some work inside `rng_restored_if_resumed`, which afterwards puts the generators back: it loads the batch
+    that waits, for which `begin_pass` sets the first two states, and fires events that were fired before the
+    checkpoint.
 
     A checkpoint of transformers has the third state alone. As in transformers, the order of the epoch and the batches
     of the first update are then drawn from the states that the generators had before the resume. The generators of
@@ -49,7 +50,7 @@ class BatchSource:
 
     # A pass over the loader
 
-    def begin_epoch(self, epoch: int, skip: int, count: int) -> Iterator[Any]:
+    def begin_pass(self, epoch: int, skip: int, count: int) -> Iterator[Any]:
         """Returns the batches of an epoch without the first `skip`; usually they are loaded one ahead of training.
 
         Args:
@@ -60,7 +61,7 @@ class BatchSource:
             self._before_epoch = rng_state(self._generators)
             batches = self._batches = epoch_batches(self.loader, epoch, skip)
         else:
-            with self.repeating():
+            with self.rng_restored_if_resumed():
                 batches = self._load_again(epoch, skip, count, saved)
         self._of_loading = None
         return batches
@@ -92,7 +93,7 @@ class BatchSource:
         return itertools.chain(first, batches) if first else batches
 
     @contextlib.contextmanager
-    def repeating(self) -> Iterator[None]:
+    def rng_restored_if_resumed(self) -> Iterator[None]:
         """Puts the generators back after what a resumed run repeats. A run that has not resumed keeps all draws."""
         if self._before_resume is None:
             yield

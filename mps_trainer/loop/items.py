@@ -40,7 +40,7 @@ class ItemCounter(NamedTuple):
     """Counts the items by which a model divides the loss of a batch.
 
     Args:
-        label_names: where labels may be, beside "labels".
+        label_names: names of labels, beside "labels".
         shifted: True if the loss predicts the next token, so that the first label of each row is not a target.
         counts_examples: True if the loss is the mean over examples.
     """

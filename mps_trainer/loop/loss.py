@@ -22,7 +22,7 @@ class BatchWeight(NamedTuple):
     """The weight of a batch's loss in the loss of its update.
 
     Args:
-        divisor: for the mean over the items of the batch. `float()` of it may wait for other processes.
+        divisor: the divisor for the mean over the items of the batch. `float()` of it may wait for other processes.
         accumulated: the batches of the update, as the arguments say.
         is_split: True if some of these are split into several.
     """
@@ -47,13 +47,14 @@ class BatchWeight(NamedTuple):
 class UpdateLoss:
     """Counts the items of the updates of a run, over all processes, and weights the losses of their batches.
 
-    It knows where the update under way begins, because some of its batches may pad the share of this process: another
-    process counts these and has their loss.
+    It knows where the update under way begins, because some of its batches may be fillers, which repeat an example of
+    another process: that one counts it and has its loss.
 
     Args:
         counter: counts the items of a batch.
-        averages: True for the mean over the items of all processes, False for that of this process's alone.
-        share: has the numbers of the batches of the epoch that are padding, as `padding_batches`; None without any.
+        averages: True for the mean over the items of all processes, False for the items of this process alone.
+        distributed_sampler: the distributed sampler, whose `filler_batches` are the numbers of repeated batches; None
+            with one process.
 
     Attributes:
         is_loading: True while the batches of an update are loaded, the same number in all processes. In an evaluation
@@ -65,11 +66,11 @@ class UpdateLoss:
         counter: ItemCounter = ItemCounter(),  # noqa: B008 - it never changes
         processes: Processes = Processes(),  # noqa: B008 - one that is alone has nothing that changes
         averages: bool = True,
-        share: Any = None,
+        distributed_sampler: Any = None,
     ) -> None:
         self.counter, self.processes, self.averages = counter, processes, averages
         self.is_loading = False
-        self._share, self._start = share, 0
+        self._distributed_sampler, self._start = distributed_sampler, 0
         self._all_ignore_items = False
 
     @contextlib.contextmanager
@@ -81,15 +82,15 @@ class UpdateLoss:
         finally:
             self.is_loading = False
 
-    def padding(self, count: int) -> set[int]:
-        """Returns the positions of padding batches, which have no loss here, among the first `count` of the update."""
-        numbers = () if self._share is None else self._share.padding_batches
+    def filler_positions(self, count: int) -> set[int]:
+        """Returns the positions of fillers, which have no loss here, among the first `count` batches of the update."""
+        numbers = () if self._distributed_sampler is None else self._distributed_sampler.filler_batches
         return {number - self._start for number in numbers if self._start <= number < self._start + count}
 
     def own_batches(self, batches: list[Any]) -> list[Any]:
-        """Returns those of `batches` that are no padding."""
-        padding = self.padding(len(batches))
-        return [batch for number, batch in enumerate(batches) if number not in padding]
+        """Returns the `batches` that are no fillers."""
+        fillers = self.filler_positions(len(batches))
+        return [batch for number, batch in enumerate(batches) if number not in fillers]
 
     def items_of_all(
         self, items: torch.Tensor | None, may_be_used: bool, may_be_ignored: bool = False
@@ -97,10 +98,10 @@ class UpdateLoss:
         """Returns the number of items of the update in all processes; None if a process does not know its own.
 
         Args:
-            items: those of this process.
+            items: the number of items in this process.
             may_be_used: True if a loss of this process may use the number.
-            may_be_ignored: True if a model decides. One process may have learnt about its loss what another has not:
-                all ask until none uses the number.
+            may_be_ignored: True if the model computes the loss. Processes may find out at different times whether it
+                uses the number, so all exchange it until none does.
         """
         is_ignored = may_be_ignored and self._all_ignore_items
         if is_ignored or not self.processes.is_distributed or not self.averages:
@@ -118,18 +119,18 @@ class UpdateLoss:
         processes = self.processes
         if not processes.is_distributed:
             return divisors_of(self.counter.each(batches)) if len(batches) > 1 else [1.0]
-        padding = self.padding(len(batches))
-        counts = [0 if i in padding else count for i, count in enumerate(self.counter.each(batches))]
+        fillers = self.filler_positions(len(batches))
+        counts = [0 if i in fillers else count for i, count in enumerate(self.counter.each(batches))]
         if not self.averages:
             return divisors_of(counts)
-        items, with_loss = sum(count or 0 for count in counts), len(counts) - len(padding)
+        items, with_loss = sum(count or 0 for count in counts), len(counts) - len(fillers)
         totals = processes.sum_later([counts.count(None), items, with_loss])
         # each own batch has a loss, whatever the other processes say
-        if all(count for i, count in enumerate(counts) if i not in padding):
+        if all(count for i, count in enumerate(counts) if i not in fillers):
             return [SharedDivisor(count, totals, processes.size) if count else None for count in counts]
         unknown, total, number = totals()
         if unknown or not total:
-            counts, total = [0 if i in padding else 1 for i in range(len(counts))], number
+            counts, total = [0 if i in fillers else 1 for i in range(len(counts))], number
         return [total / (count * processes.size) if count else None for count in counts]
 
 
@@ -137,12 +138,12 @@ class UpdateLoss:
 class SharedDivisor:
     """The divisor for the loss of a batch with `items`; `float()` waits for the other processes.
 
-    The answer arrives during the forward pass. To wait for it before that took a tenth of the step of a small model
+    The answer arrives during the forward pass. Waiting for it before that took a tenth of the step of a small model
     in two processes on one machine.
 
     Args:
         totals: returns the sums over all processes: batches whose items are unknown, items, and batches with a loss.
-        processes: how many there are.
+        processes: the number of processes.
     """
 
     items: int
@@ -158,8 +159,8 @@ def divisors_of(items: list[int | None]) -> list[float | None]:
     """Returns the divisor for the loss of each batch of an update; their sum is then the mean over all their items.
 
     A model's loss is the mean over the items of one batch, so a batch with half of all items counts half, whatever
-    the sizes of the others. None is for a batch that has no item and so no loss, where others have. Where items
-    cannot be counted, all batches count the same.
+    the sizes of the others. A batch without items has no loss, and gets None if others have items. If items cannot be
+    counted, all batches count the same.
     """
     if any(count is None for count in items) or not (total := sum(count or 0 for count in items)):
         return [float(len(items))] * len(items)

@@ -11,12 +11,12 @@ import torch
 from ..distributed import Processes
 from ..guards.numbers import NumberWatch
 
-_OF_A_NUMBER = 16  # bytes: the storage of a loss that stands for itself
-_KEPT = 512  # numbers after which they are joined to one tensor, so that a long wait for a log keeps few small tensors
+_OF_A_NUMBER = 16  # bytes: a number with a larger storage is a part of another tensor
+_KEPT = 512  # numbers are joined to one tensor when there are so many, so that a long wait for a log keeps few tensors
 
 
 class _Unread:
-    """Holds numbers on the device that nobody has read yet, each with the step and the learning rate of its update."""
+    """Holds numbers on the device that were not read yet, each with the step and the learning rate of its update."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -27,7 +27,7 @@ class _Unread:
 
     def add(self, number: torch.Tensor, step: int, rate: float | None = None) -> None:
         if number.untyped_storage().nbytes() > _OF_A_NUMBER:
-            number = number.clone()  # a part of something large, which would be kept for its sake
+            number = number.clone()  # a part of a large tensor would keep all of it in memory
         self.numbers.append(number)
         self.steps.append(step)
         self.rates.append(rate)
@@ -47,16 +47,23 @@ class _Unread:
 
 
 class LossMeter:
-    """Keeps the losses of the steps on the device. `read`, `read_norm`, `state_dict` and `sum` wait for the device.
+    """Keeps the losses of the steps on the device until they are read, for which the host waits for the device.
+
+    They are read at these moments:
+
+    - `read`: at each log, and by `mean` at the end of the run for the steps since the last log;
+    - `state_dict`: at each save, with the position;
+    - `read_norm`: before each step with `stop_on_nan`;
+    - `sum`: after each step and each epoch if other code overrides `_maybe_log_save_evaluate`, which gets the sum.
 
     Args:
         device: where the losses are.
-        skip_nonfinite: a nan or infinite loss counts as the mean of the steps since the last reading.
-        scaled: whether a gradient scaler looks after gradients that overflow.
-        processes: the loss that is read is the mean of theirs.
+        skip_nonfinite: True to count a nan or infinite loss as the mean of the steps since the last reading.
+        scaled: True if a gradient scaler handles gradients that overflow.
+        processes: the processes of the run. The loss that is read is the mean of their losses.
 
     Attributes:
-        watch: has looked at every loss and norm that was read.
+        watch: checks every loss and norm that is read.
     """
 
     def __init__(
@@ -118,7 +125,7 @@ class LossMeter:
 
     @property
     def sum(self) -> torch.Tensor:
-        """Sum of the losses since the last reading, on the device."""
+        """Returns the sum of the losses since the last reading, on the device."""
         self._drain(None)
         return torch.tensor(float(self._sum), device=self.device)
 
@@ -161,7 +168,7 @@ class LossMeter:
         if isinstance(grad_norm, torch.Tensor):
             grad_norm = numbers[-1] if is_among else numbers.pop()
         read, of_norms = numbers[: len(losses.steps)], numbers[len(losses.steps) :]
-        with np.errstate(all="ignore"):  # an overflow is what the device would have had
+        with np.errstate(all="ignore"):  # the sum may overflow, as it would on the device
             for number, step in zip(read, losses.steps, strict=True):
                 if self.skip_nonfinite and not math.isfinite(number):
                     self._sum += self._sum / np.float32(1 + step - self.last_read_step)

@@ -10,74 +10,15 @@ import torch
 
 from ..callbacks.events import Events
 from ..checkpoints.saver import CheckpointSaver
-from ..data.faults import naming, rows_of_batches
 from ..distributed.sharded import local
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
-from ..utils.nested import find_batch_size
-from .gradients import Gradients
-from .position import Update
+from .batch_history import BatchHistory
+from .clipping import Gradients
 from .rollback import Rollback
 from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
-
-
-_RECORDED = 2**14  # updates; a loss is read at the next log
-
-
-class BatchHistory:
-    """Records the batches of each update, and names the rows of the training dataset in them.
-
-    Args:
-        is_plain: whether the batches of an update are taken from the loader one after the other. Where a subclass
-            takes them its own way, the rows cannot be told.
-    """
-
-    def __init__(self, loader: Any, is_plain: bool) -> None:
-        self.loader, self.is_plain = loader, is_plain
-        self._updates: dict[int, tuple[int, int, int]] = {}  # by step: the epoch, its first batch, and how many
-
-    def record(self, step: int, update: Update) -> None:
-        """Records the place of the batches of the update after `step`."""
-        self._updates[step] = update.epoch, update.first_batch, len(update.batches)
-        examples = getattr(self.loader, "examples", {})
-        for before in [each for each in examples if each < (update.epoch, update.first_batch)]:
-            del examples[before]
-        if len(self._updates) > _RECORDED:
-            del self._updates[next(iter(self._updates))]
-
-    def rows(self, step: int) -> list[int] | None:
-        """Returns the rows of the update after `step`; None where they cannot be told."""
-        return rows_of_batches(self.loader, *self._updates[step]) if self.is_plain and step in self._updates else None
-
-    def rows_of_batch(self, number: int) -> list[Any] | None:
-        """Returns the rows of a batch, by its number from 0, in the last update; None if they are unknown.
-
-        A stream has no indices of rows: returns the examples if its loader keeps them.
-        """
-        if not self.is_plain or not self._updates:
-            return None
-        epoch, first, _ = self._updates[next(reversed(self._updates))]
-        kept = getattr(self.loader, "examples", {}).get((epoch, first + number))
-        return rows_of_batches(self.loader, epoch, first + number) if kept is None else kept
-
-    def describe(self, step: int) -> str:
-        """Returns the rows or batches of the update after `step` in words."""
-        if (rows := self.rows(step)) is not None:
-            return f"{naming(rows)} of the training dataset"
-        if step not in self._updates:
-            return "its batches are no longer known"
-        epoch, first, count = self._updates[step]
-        which = f"batch {first}" if count == 1 else f"batches {first} to {first + count - 1}"
-        return f"{which} of epoch {epoch}, counted from 0"
-
-    def name_row(self, step: int, batches: list[Any], number: int, row: int) -> str:
-        """Returns a description of a row of `batches[number]`, where `batches` make the update after `step`."""
-        sizes, rows = [find_batch_size(batch) or 0 for batch in batches], self.rows(step)
-        if rows is None or len(rows) != sum(sizes):  # a collator may join examples
-            return f"Row {row} of a batch in step {step + 1}"
-        return f"Row {rows[sum(sizes[:number]) + row]} of the training dataset"
 
 
 class NonFiniteReporter:
@@ -129,8 +70,8 @@ class StopOnNan:
         """Returns the gradient norm of the update after `step` as a number.
 
         Raises:
-            NonFiniteLossError: if it, or a loss of the update, is not finite. Everything is as before the update then,
-                and in a checkpoint.
+            NonFiniteLossError: if the norm or a loss of the update is not finite. The run is then as it was before the
+                update, and is saved in a checkpoint.
         """
         meter, processes = self.rollback.position.meter, self.trainer._mt_processes
         norm = meter.read_norm(grad_norm, step)
@@ -161,11 +102,11 @@ class StopOnNan:
         parameters = [local(each) for each in self.gradients.parameters if each.is_floating_point()]  # own shards
         is_damaged = not all(bool(torch.isfinite(each).all()) for each in parameters)
         if self.trainer._mt_processes.all_reduce_max([is_damaged])[0]:
-            # saved now, they could push out a checkpoint that is worth more
+            # a checkpoint of them could replace a better one
             saver.wait()
             why = f"The weights after step {step} are not finite either, so they were not saved."
             return checkpoints.newest(), why
-        saver.save()
+        saver.save_through_trainer()
         if not self.trainer.args.should_save:
             return None, "The main process has saved a checkpoint of the previous step."
         saver.wait()

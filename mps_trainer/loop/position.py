@@ -39,7 +39,7 @@ class Update:
     """The batches of one step of the optimizer.
 
     Attributes:
-        num_items: in all of the batches, over all processes; None where nothing uses it.
+        num_items: the number of items in the batches of all processes; None if nothing uses it.
         epoch, first_batch: the epoch, and the number in it of the first of the batches, from 0.
     """
 
@@ -64,9 +64,10 @@ class Position:
         epoch, batches: the epoch, and its batches up to the last update, the one under way included.
         epoch_has_ended: True between the end of an epoch and the begin of the next.
         loader_has_ended: True if an epoch of unknown length ended because the loader gave no more batches.
-        postponed: of "evaluate", "save" and "stop", what a signal, or a death, prevented after the last step.
-        examples_at_a_time: how many fit into memory, where batches were halved; else None.
-        grad_norm, learning_rate: of the last update. The log at the end of an epoch has them.
+        postponed: the actions among "evaluate", "save" and "stop" that were due after the last step, but that a signal
+            or crash prevented.
+        examples_at_a_time: the examples that fit into memory if batches were halved, else None.
+        grad_norm, learning_rate: gradient norm and learning rate of the last update, for the log at an epoch's end.
         first_step: the step after which this run began or resumed.
     """
 
@@ -100,8 +101,11 @@ class Position:
 
     @contextlib.contextmanager
     def beginning_epoch(self) -> Iterator[None]:
-        """Begins the epoch. What callbacks draw inside is no part of a resumed run if the epoch had begun before."""
-        with self.repeating() if self._is_within_resumed_epoch else contextlib.nullcontext():
+        """Begins the epoch.
+
+        If the epoch began before the resume, random numbers that callbacks draw here are undone.
+        """
+        with self.rng_restored_if_resumed() if self._is_within_resumed_epoch else contextlib.nullcontext():
             yield
         self.epoch_has_ended = self._is_within_resumed_epoch = False
         if self._ignores_data:
@@ -114,8 +118,8 @@ class Position:
         return self.state.global_step < self.plan.max_steps and self.batches < last
 
     def begin_pass(self, count: int) -> Iterator[Any]:
-        """Returns the batches of the epoch that are left, of which the next update takes `count`."""
-        return self.source.begin_epoch(self.epoch, self.batches, count)
+        """Returns the batches that are left in the epoch. The next update takes `count` of them."""
+        return self.source.begin_pass(self.epoch, self.batches, count)
 
     def advance(self, batches: list[Any], num_items: Any) -> Update | None:
         """Moves on by an update with these batches, and returns it; None if the loader has given no more."""
@@ -136,14 +140,14 @@ class Position:
         """Returns the completed epochs, as a fraction."""
         return self.plan.progress(self.epoch, self.batches)
 
-    def repeating(self) -> contextlib.AbstractContextManager[None]:
-        """Keeps what callbacks draw inside out of a resumed run, where they are called once more."""
-        return self.source.repeating()
+    def rng_restored_if_resumed(self) -> contextlib.AbstractContextManager[None]:
+        """In a resumed run, callbacks are called here a second time; afterwards the generators are put back."""
+        return self.source.rng_restored_if_resumed()
 
     # Saving and resuming
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint has beside its step: "loop" for loop_state.json, and "rng" for rng_state.pth.
+        """Returns what a checkpoint holds beside its step: "loop" for loop_state.json, and "rng" for rng_state.pth.
 
         Reads losses and norm from the device.
         """
@@ -181,20 +185,12 @@ class Position:
 
     def _load_place(self, saved: dict[str, Any]) -> None:
         step = self.first_step = self.state.global_step
-        self.epoch, self.batches = self.plan.position_after(step)
-        known, accumulation = self.plan.batches_per_epoch, saved.get("accumulation", self.plan.accumulation)
-        # the step does not tell the position if the length is unknown or wrong, or a callback cuts epochs or changes
-        # the accumulation
-        is_same = known == saved.get("batches_per_epoch") and accumulation == self.plan.accumulation
-        if "epoch" in saved and (known is None or (is_same and not self._ignores_data)):
-            self.epoch, self.batches = saved["epoch"], saved["batches"]
-            if accumulation != self.plan.accumulation:
-                self.batches = -(-self.batches // accumulation) * self.plan.accumulation  # keeps the number of updates
-            is_over = self.batches == known
-            if known is None:  # max_steps or a callback may have ended the epoch before the stream did
-                is_over = saved["epoch_has_ended"] and saved.get("loader_has_ended", True)
-            if self.batches and (is_over or saved.get("epoch_is_cut", False)):
-                self.epoch, self.batches = self.epoch + 1, 0
+        if "epoch" not in saved:  # a new run, or a checkpoint of transformers
+            self.epoch, self.batches = self.plan.position_after(step)
+        elif self.plan.batches_per_epoch is None:
+            self.epoch, self.batches = self._place_in_stream(saved)
+        else:
+            self.epoch, self.batches = self._place_in_known_epoch(saved)
         self.epoch_has_ended = saved.get("epoch_has_ended", True)
         self.postponed: list[str] = list(saved.get("postponed", []))
         self.grad_norm: torch.Tensor | float | None = saved.get("grad_norm")
@@ -202,6 +198,32 @@ class Position:
         self.meter.reset(step)
         if saved:
             self.meter.load_state_dict(saved)
+
+    def _place_in_stream(self, saved: dict[str, Any]) -> tuple[int, int]:
+        """Returns the saved epoch and batch of a stream of unknown length, where the step does not tell them."""
+        epoch, batches = saved["epoch"], saved["batches"]
+        # max_steps or a callback may have ended the epoch before the stream did
+        is_over = saved["epoch_has_ended"] and saved.get("loader_has_ended", True)
+        if batches and (is_over or saved.get("epoch_is_cut", False)):
+            return epoch + 1, 0
+        accumulation = saved.get("accumulation", self.plan.accumulation)
+        if accumulation != self.plan.accumulation:
+            batches = -(-batches // accumulation) * self.plan.accumulation  # keeps the number of updates
+        return epoch, batches
+
+    def _place_in_known_epoch(self, saved: dict[str, Any]) -> tuple[int, int]:
+        """Returns the epoch and batch in epochs of known length: those of the step if the sizes have changed.
+
+        Otherwise the saved ones, because the length may be wrong, and a callback may cut epochs or change the
+        accumulation.
+        """
+        epoch, batches, known = saved["epoch"], saved["batches"], self.plan.batches_per_epoch
+        is_same_accumulation = saved.get("accumulation", self.plan.accumulation) == self.plan.accumulation
+        if self._ignores_data or not is_same_accumulation or saved.get("batches_per_epoch") != known:
+            return self.plan.position_after(self.state.global_step)
+        if batches and (batches == known or saved.get("epoch_is_cut", False)):
+            return epoch + 1, 0
+        return epoch, batches
 
     # Undoing an update or an evaluation
 

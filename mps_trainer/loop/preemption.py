@@ -20,9 +20,9 @@ from .surface import TrainerSurface
 
 
 def _command(path: str) -> list[str]:
-    """Returns the words of the `mps-trainer` command that started the script at `path`, which are its last; else [].
+    """Returns the words of the `mps-trainer` command that started the script at `path`, or [] if none did.
 
-    A process that such a script starts inherits the variable.
+    The last word is checked, because a process that such a script starts inherits the variable.
     """
     words = shlex.split(os.environ.get(COMMAND, ""))
     module = os.path.dirname(path) if os.path.basename(path) == "__main__.py" else os.path.splitext(path)[0]
@@ -42,11 +42,25 @@ def script_takes_flags() -> bool:
 
 
 class PreemptionHandler:
-    """Saves a checkpoint after a signal, before evaluations and saves of the step.
+    """Saves a checkpoint after a signal, before evaluations and saves of the step, and ends the run.
+
+    `SignalHandler` notes a signal when it comes. The run acts on it at these moments:
+
+    - after each step and each epoch, before and after the log, evaluation and save that callbacks requested:
+      `save_and_end`, from `TrainingRun.evaluate_and_save_as_requested`;
+    - after each batch of an evaluation: `leave_evaluation_if_asked`, from `run_evaluation`. `save_and_end` follows, as
+      after a step;
+    - in the evaluation before the first step: `evaluate_at_start`, which has nothing to save;
+    - if the next batch cannot be loaded, because the signal ended a worker: `save_and_end`, from
+      `TrainingRun.save_without_batch`;
+    - after the work that follows the last step: `end_if_signalled`, from `TrainingRun.finish`.
+
+    Before each step the processes start to ask each other for a signal (`SignalHandler.ask`). The first moment waits
+    for the answer (`agree`).
 
     Args:
-        signals: has noted the signal.
-        position: has what a signal postponed.
+        signals: notes signals.
+        position: holds what a signal postponed.
         rollback: restores the state from before an evaluation that the signal interrupts.
     """
 
@@ -64,7 +78,7 @@ class PreemptionHandler:
             self._before_evaluation = self.rollback.snapshot(with_buffers=False)
         try:
             yield
-        except Exception:  # an EvaluationLeftError is none
+        except Exception:  # does not catch EvaluationLeftError
             self._before_evaluation = None
             raise
         if self._before_evaluation is not None:
@@ -75,13 +89,13 @@ class PreemptionHandler:
         """Raises EvaluationLeftError if a signal came and the evaluation can be repeated.
 
         Args:
-            together: all processes come here after each batch, so that they can leave together.
+            together: True if all processes come here after each batch, so that they can leave together.
         """
         if self._before_evaluation is None:
             return
         if together:
             self.signals.agree()
-            self.signals.ask()  # is heard after the next batch
+            self.signals.ask()  # the answer is read after the next batch
         if self.signals.signum is not None:
             raise EvaluationLeftError
 
@@ -122,7 +136,7 @@ class PreemptionHandler:
         if control.should_training_stop and self.trainer.state.global_step < self.trainer.state.max_steps:
             position.postponed.append("stop")  # a callback had ended the run before
         saver = CheckpointSaver(self.trainer)
-        saver.save()
+        saver.save_through_trainer()
         saver.wait()
         self.signals.end(self._message())
 

@@ -11,7 +11,7 @@ from .position import Position
 
 
 class CountsOperations(Protocol):
-    """Names what `Rollback` needs of a Trainer."""
+    """Names what `Rollback` needs of a Trainer, in transformers' names."""
 
     current_flos: float
 
@@ -20,12 +20,12 @@ class Rollback:
     """Restores what an update or an evaluation changes beside weights, optimizer and schedule.
 
     Args:
-        counter: counts floating-point operations; the Trainer, under transformers' name.
+        trainer: counts floating-point operations.
         model: has the buffers.
     """
 
-    def __init__(self, counter: CountsOperations, model: nn.Module, position: Position) -> None:
-        self.counter, self.model, self.position = counter, model, position
+    def __init__(self, trainer: CountsOperations, model: nn.Module, position: Position) -> None:
+        self.trainer, self.model, self.position = trainer, model, position
 
     def snapshot(self, before_loading: bool = False, with_buffers: bool = True) -> dict[str, Any]:
         """Returns the state as it is now, for `restore`. Reads nothing from the device.
@@ -37,14 +37,14 @@ class Rollback:
         """
         return {
             "position": self.position.snapshot(before_loading),
-            "operations": self.counter.current_flos,
+            "operations": self.trainer.current_flos,
             "buffers": _buffers(self.model) if with_buffers else [],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Returns to the state that `snapshot` returned."""
         self.position.restore(saved["position"])
-        self.counter.current_flos = saved["operations"]
+        self.trainer.current_flos = saved["operations"]
         with torch.no_grad():
             for buffer, value in saved["buffers"]:
                 buffer.copy_(value)

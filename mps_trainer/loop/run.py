@@ -18,7 +18,6 @@ from ..checkpoints.loading import read_position
 from ..checkpoints.rng import read_rng
 from ..checkpoints.saver import CheckpointSaver
 from ..checkpoints.writers import check_extra_states
-from ..compat import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.epoch_loader import read_alike
@@ -32,22 +31,24 @@ from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.adamw import AdamW
 from ..optim.factory import follows_metric, set_mode
+from ..overrides import BACKGROUND_SAVES, CLIPPING_IN_STEP
 from ..reports.recorder import begin_report
 from ..search import set_state
 from .batch_halving import MicrobatchSplitter, initial_batch_sizes
+from .batch_history import BatchHistory
 from .batch_source import BatchSource
+from .clipping import Gradients
 from .drift import DriftWatch
-from .gradients import Gradients
+from .initial_state import init_state
 from .items import ItemCounter
 from .loss import BatchWeight, UpdateLoss
 from .meter import LossMeter
-from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
-from .overridden import OverriddenTokenCount, TokenCount, batch_runner_for
+from .nonfinite import NonFiniteReporter, StopOnNan
+from .override_adapters import OverriddenTokenCount, TokenCount, batch_runner_for
 from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .rollback import Rollback
 from .surface import TrainerSurface
-from .trainer_state import init_state
 
 logger = logging.getLogger(__name__)
 
@@ -55,74 +56,43 @@ logger = logging.getLogger(__name__)
 class TrainingRun:
     """Runs one training. The Trainer holds it as `_mt_run` until it ends.
 
-    Nothing between two logs reads a value from the device: its queue is not drained for a number that nobody looks at.
+    The run reads no value from the device between two logs: a read would wait for all work that is queued there.
 
     Args:
-        trial: of a search for hyper-parameters, or None.
+        trial: the trial of a search for hyper-parameters, or None.
         resume_from: the checkpoint folder to resume, or None.
 
     Attributes:
         model: the model as it is called: compiled, or one of several replicas, if the arguments say so.
-        num_examples: in the training dataset, if its length is known.
+        num_examples: the examples in the training dataset, if its length is known.
         num_train_samples: the examples of all steps of the plan.
         update_size: examples in an optimizer step of all processes.
     """
 
     def __init__(self, trainer: TrainerSurface, trial: Any = None, resume_from: str | None = None) -> None:
         self.trainer, self.trial, self.args, self.events = trainer, trial, trainer.args, trainer._mt_events
-        self.resume_from, args, compat = resume_from, trainer.args, trainer._mt_compat
+        self.resume_from, args, processes = resume_from, trainer.args, trainer._mt_processes
         supervised = trainer._mt_supervised
         limit = None if supervised is None or args.fsdp else supervised.examples  # memory ran out before a restart
         splits_batches = args.auto_find_batch_size or limit is not None
         self.batch_size, examples_at_a_time = initial_batch_sizes(args, resume_from, limit)
-        trainer._train_batch_size = self.batch_size
-        self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
-        read_alike(self.loader, trainer._mt_processes)
-        values = trainer.set_initial_training_values(args, self.loader)
-        epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
-        self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
+        # each needs the one before: the optimizer's schedule the plan, the state the steps, the rest all of them
+        self._make_loader_and_plan()
         self._prepare_model_and_optimizer()
-        unwrapped = inside(self.model)  # `accumulate` may replace the replica, whose buckets hold all gradients
-        self.modules = list(unwrapped.modules())  # torch needs 3 ms to list those of a BERT, too long for each step
-        init_state(
-            trainer,
-            resume_from,
-            self.plan.max_steps,
-            num_train_epochs=self.plan.epochs,
-            train_batch_size=examples_at_a_time or self.batch_size,
-            is_local_process_zero=trainer.is_local_process_zero(),
-            is_world_process_zero=trainer.is_world_process_zero(),
-            update_size=self.update_size,
-            splits_batches=splits_batches,
-        )
-        if trainer.hp_search_backend is not None and trainer._trial is not None:
-            set_state(trainer.state, trainer._trial, trainer.hp_name)
-        self.saver = CheckpointSaver(trainer)
-        trainer._mt_checkpoints.find_stale(resume_from, trainer.state.global_step)
-        if args.save_strategy != "no" and not compat.writes_checkpoints:
-            check_extra_states(unwrapped)
-        if args.save_strategy == "no" or not args.save_async:
-            compat = compat.without(BACKGROUND_SAVES)
-        if not isinstance(trainer.optimizer, AdamW):
-            compat = compat.without(CLIPPING_IN_STEP)
-        self.compat = trainer._mt_compat = compat
+        self._create_state(examples_at_a_time, splits_batches)
+        self._adapt_to_overrides()
 
-        buckets = buckets_of(self.loader)
-        self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
-        self.run_batch = batch_runner_for(compat, trainer._mt_transfer)
-        self.move_loaded = trainer._mt_transfer.before_other_code(compat.loads_batches)
-        self.tokens = OverriddenTokenCount(trainer) if compat.counts_tokens else TokenCount(trainer)
-        # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
-        self.shares_each_pass = compat.computes_loss or bool(args.fsdp)
-        self.waits_at_each_step = compat.logs_each_step
+        unwrapped = inside(self.model)  # `accumulate` may replace the replica, whose buckets hold all gradients
+        self.modules = list(unwrapped.modules())  # listing them takes 3 ms for a BERT, too long for each step
+        self.saver = CheckpointSaver(trainer)
         counter = ItemCounter.of(trainer.model, trainer.label_names)
-        averages, share = args.average_tokens_across_devices, distributed_sampler(self.loader)
-        self.loss = UpdateLoss(counter, trainer._mt_processes, averages, share)
-        self.weight = BatchWeight()
+        averages = args.average_tokens_across_devices
+        self.loss = UpdateLoss(counter, processes, averages, distributed_sampler(self.loader))
+        self.weight_of_current_batch = BatchWeight()
         self.batch_check = BatchCheck(base_model(self.model))
         self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
         scaled = trainer._mt_precision.scaler is not None
-        self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
+        self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, processes)
         self.position = Position(
             self.plan,
             trainer.state,
@@ -134,29 +104,17 @@ class TrainingRun:
             examples_at_a_time=examples_at_a_time,
         )
         self.rollback = Rollback(trainer, unwrapped, self.position)
-        self.gradients = Gradients(unwrapped, self.events, trainer._mt_precision, clips_in_step=not compat.clips)
-        self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
+        clips_in_step = not self.overrides.clip_or_measure_gradients
+        self.gradients = Gradients(unwrapped, self.events, trainer._mt_precision, clips_in_step)
+        self.signals = SignalHandler(args.save_on_signal, processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.position, self.rollback)
-        self.history = BatchHistory(self.loader, not compat.loads_batches)
+        self.history = BatchHistory(self.loader, is_plain=not self.overrides.get_batch_samples)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
         guards_cache = args.memory_guard and args.device.type == "mps"
         self.cache_guard = CacheGuard(args.device) if guards_cache else None
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
-        self.splitter, self.stop_on_nan = None, None
-        if splits_batches:
-            # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
-            sampler = None if compat.splits_batches else getattr(self.loader, "batch_sampler", None)
-            self.splitter = MicrobatchSplitter(
-                trainer,
-                self.position,
-                self.rollback,
-                self.gradients,
-                self.history,
-                self.batch_size,
-                max_rows=getattr(sampler, "batch_size", None),
-                loss=self.loss,
-                move_loaded=self.move_loaded,
-            )
+        self.splitter = self._make_splitter() if splits_batches else None
+        self.stop_on_nan = None
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(trainer, self.rollback, self.gradients, self.nonfinite)
         trainer._mt_run = self
@@ -164,10 +122,22 @@ class TrainingRun:
 
     # The start
 
+    def _make_loader_and_plan(self) -> None:
+        """Makes the loader, whose length decides on epochs and steps."""
+        trainer = self.trainer
+        trainer._train_batch_size = self.batch_size
+        self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
+        read_alike(self.loader, trainer._mt_processes)
+        values = trainer.set_initial_training_values(self.args, self.loader)
+        epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
+        self.plan = dataclasses.replace(StepPlan.of(self.loader, self.args), epochs=epochs, max_steps=max_steps)
+        buckets = buckets_of(self.loader)
+        self.batches_in_one = 1 if buckets is None else buckets.chunks  # buckets cut a batch into several
+
     def _prepare_model_and_optimizer(self) -> None:
         """Wraps the model, and makes optimizer and schedule where the Trainer has none."""
         trainer = self.trainer
-        if trainer.optimizer is None and not trainer._mt_compat.makes_optimizer_or_loss:
+        if trainer.optimizer is None and not trainer._mt_overrides.may_train_other_parameters:
             check_trainable(trainer.model)
         self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
@@ -176,6 +146,56 @@ class TrainingRun:
         trainer._mt_precision.prepare(self.model)
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
+
+    def _create_state(self, examples_at_a_time: int | None, splits_batches: bool) -> None:
+        """Creates `trainer.state`, or restores it from the checkpoint, and finds the checkpoints of other runs."""
+        trainer = self.trainer
+        init_state(
+            trainer,
+            self.resume_from,
+            self.plan.max_steps,
+            num_train_epochs=self.plan.epochs,
+            train_batch_size=examples_at_a_time or self.batch_size,
+            is_local_process_zero=trainer.is_local_process_zero(),
+            is_world_process_zero=trainer.is_world_process_zero(),
+            update_size=self.update_size,
+            splits_batches=splits_batches,
+        )
+        if trainer.hp_search_backend is not None and trainer._trial is not None:
+            set_state(trainer.state, trainer._trial, trainer.hp_name)
+        trainer._mt_checkpoints.find_stale(self.resume_from, trainer.state.global_step)
+
+    def _adapt_to_overrides(self) -> None:
+        """Chooses what the run does around overridden methods, and records which fast paths they disable in it."""
+        trainer, args, overrides = self.trainer, self.args, self.trainer._mt_overrides
+        if args.save_strategy != "no" and not overrides.write_checkpoints:
+            check_extra_states(inside(self.model))
+        if args.save_strategy == "no" or not args.save_async:
+            overrides = overrides.without(BACKGROUND_SAVES)
+        if not isinstance(trainer.optimizer, AdamW):
+            overrides = overrides.without(CLIPPING_IN_STEP)
+        self.overrides = trainer._mt_overrides = overrides
+        self.run_batch = batch_runner_for(overrides, trainer._mt_transfer)
+        self.move_loaded = trainer._mt_transfer.before_other_code(overrides.get_batch_samples)
+        self.tokens = OverriddenTokenCount(trainer) if overrides.track_num_input_tokens else TokenCount(trainer)
+        # TRL's compute_loss exchanges numbers in each pass, and so do the blocks of a sharded model
+        self.shares_each_pass = overrides.compute_loss or bool(args.fsdp)
+        self.waits_at_each_step = overrides.maybe_log_save_evaluate
+
+    def _make_splitter(self) -> MicrobatchSplitter:
+        # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
+        sampler = None if self.overrides.split_batch else getattr(self.loader, "batch_sampler", None)
+        return MicrobatchSplitter(
+            self.trainer,
+            self.position,
+            self.rollback,
+            self.gradients,
+            self.history,
+            self.batch_size,
+            max_rows=getattr(sampler, "batch_size", None),
+            loss=self.loss,
+            move_loaded=self.move_loaded,
+        )
 
     def resume(self) -> None:
         """Loads weights, optimizer, schedule, gradient scaler and position from the checkpoint, if there is one.
@@ -195,7 +215,7 @@ class TrainingRun:
             "loop": read_position(folder, processes.rank, processes.size),
             "rng": read_rng(folder, processes.rank, processes.size),
         }
-        load_rng = functools.partial(trainer._load_rng_state, folder) if self.compat.restores_rng else None
+        load_rng = functools.partial(trainer._load_rng_state, folder) if self.overrides.load_rng_state else None
         self.position.load_state_dict(saved, load_rng)
 
     # Training
@@ -203,7 +223,7 @@ class TrainingRun:
     def updates(self) -> Iterator[Update]:
         """Yields the updates that are left, and fires the events of epochs and the begin of each step.
 
-        A callback may end an epoch or the run after a step; the next update is then that of the next epoch, or none.
+        A callback may end an epoch or the run after a step; the next update is then that of the next epoch.
         """
         if not self.start() or self.is_complete():
             return
@@ -220,38 +240,48 @@ class TrainingRun:
                 break
 
     def start(self) -> bool:
-        """Announces the run, and makes up for what a signal prevented in the run that this one resumes.
+        """Announces the run, and does the work that was postponed in the run that this one resumes.
 
         Returns:
-            False if a callback ends the run at what was made up for.
+            False if a callback ends the run in the postponed work.
         """
         announce(self)
         self.trainer._mt_processes.waiting_shares(0)
         self.start_time = time.time()
         self.note_progress()
         self.gradients.clear(self.trainer.optimizer)
-        self.trainer.current_flos = 0.0  # those of an earlier run that failed before it stored them
+        self.trainer.current_flos = 0.0  # an earlier run may have failed before it stored its own
         position, supervised = self.position, self.trainer._mt_supervised
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
             position.postponed.append("stop")  # the run died after a callback had ended it
-        with position.repeating():
+        with position.rng_restored_if_resumed():
             self.events.fire("on_train_begin")
         self.begin_report()
-        for text in self.compat.off:
+        for text in self.overrides.reasons:
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)
+        must_stop = self.do_postponed_work()
+        return not must_stop
+
+    def do_postponed_work(self) -> bool:
+        """Evaluates, saves and ends the epoch as the run that this one resumes would have done after its last step.
+
+        Returns:
+            True if the run ends with that, because a callback requested it now or before.
+        """
+        trainer, position = self.trainer, self.position  # a callback may replace `trainer.control`
         if was_postponed := self.preemption.request_postponed():
             self.evaluate_and_save_as_requested()
-        control = self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
         epoch_end_is_due = not position.epoch_has_ended and position.batches == 0
-        if epoch_end_is_due or (was_postponed and control.should_training_stop and not position.epoch_has_ended):
+        must_end_epoch = was_postponed and trainer.control.should_training_stop and not position.epoch_has_ended
+        if epoch_end_is_due or must_end_epoch:
             self.end_epoch()
-        return not ((epoch_end_is_due or was_postponed) and self.trainer.control.should_training_stop)
+        return (epoch_end_is_due or was_postponed) and trainer.control.should_training_stop
 
     def is_complete(self) -> bool:
-        """Returns True if the checkpoint that the run resumes is that of its end."""
+        """Returns True if the run resumes a checkpoint of its end."""
         return self.position.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
 
     def begin_report(self) -> None:
@@ -331,30 +361,31 @@ class TrainingRun:
         """Runs forward and backward for the batches of one update; their loss is the mean over all their items.
 
         Args:
-            num_items: in all of them.
-            divisors: for the loss of each, where they are known; None in it for a batch without a loss.
-            count: the batches of the update before some of them were split. Default: none is split.
+            num_items: the number of items in all of them.
+            divisors: the divisor for the loss of each batch; None for a batch without a loss. Default: computed here.
+            count: the number of batches before some of them were split. Default: none is split.
         """
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         divisors = self.loss.divisors(batches) if divisors is None else divisors
         accumulated = -(-(count or len(batches)) // self.batches_in_one)
-        padding = self.loss.padding(len(batches))
+        fillers = self.loss.filler_positions(len(batches))
         if not is_current(self.model):  # a callback has frozen parameters or released some
             self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.current_gradient_accumulation_steps = len(batches)
         self.tokens.begin_update()
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
-            if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
+            if (accelerator := vars(trainer).get("accelerator")) is not None:  # a subclass or a callback has used it
                 accelerator.gradient_state._set_sync_gradients(i == last)
             with no_sync(self.model, i < last):
                 if divisor is not None:
-                    self.weight = BatchWeight(divisor, accumulated, len(batches) > accumulated)
+                    # for training_step, which has no parameter for it, because overrides have transformers' signature
+                    self.weight_of_current_batch = BatchWeight(divisor, accumulated, len(batches) > accumulated)
                     self.forward_backward(batch, num_items, functools.partial(self.history.name_row, step, batches, i))
                 elif trainer._mt_processes.is_distributed and (i == last or self.shares_each_pass):
                     self.zero_gradient_backward(batch, num_items)
-            if i not in padding:  # the process whose examples they are counts them
+            if i not in fillers:  # the process whose examples they are counts them
                 trainer.current_flos += float(trainer.floating_point_ops(batch))
-            self.tokens.add(batch, i in padding)
+            self.tokens.add(batch, i in fillers)
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
         self.tokens.end_update()
@@ -435,9 +466,9 @@ class TrainingRun:
         asked = control.should_log or control.should_evaluate or control.should_save
         if not asked and not self.waits_at_each_step:
             return
-        with contextlib.suppress(EvaluationLeftError):  # a signal came, for which the run ends below
+        with contextlib.suppress(EvaluationLeftError):  # a signal came, and the run ends below
             trainer._maybe_log_save_evaluate(
-                self.meter.sum if self.waits_at_each_step else None,  # a sum is read from the device
+                self.meter.sum if self.waits_at_each_step else None,  # reading the sum waits for the device
                 self.position.grad_norm,
                 self.model,
                 self.trial,
@@ -471,13 +502,13 @@ class TrainingRun:
         """Finishes the run and returns its metrics."""
         self.saver.save_again()
         processes = self.trainer._mt_processes
-        processes.wait()  # the first one may still write
+        processes.wait()  # the first process may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):
             waited = ", ".join(f"process {rank} {share:.0%}" for rank, share in enumerate(shares))
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
         self.preemption.end_if_signalled(self.log)
-        if self.args.auto_find_batch_size:  # transformers tells the size that was found there, too
+        if self.args.auto_find_batch_size:  # transformers also stores the size that it found there
             self.trainer._train_batch_size = self.trainer.state.train_batch_size or self.batch_size
         return output
 

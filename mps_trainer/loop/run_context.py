@@ -36,12 +36,12 @@ def run_of(
     At its end the patches and hooks of the model are removed, and the Trainer forgets the run. Weights, state and
     optimizer stay.
 
-    Inside, the run owns its output folder, its supervisor and the other processes know of it, the model is prepared
-    and patched for training, a signal saves and ends the run, and errors say what to do about them.
+    Inside, the run has locked its output folder, and its supervisor and the other processes know that it runs. The
+    model is prepared and patched for training, a signal saves and ends the run, and errors say what to do about them.
 
     Args:
         resume_from_checkpoint: a checkpoint folder, or True for the newest of the output folder.
-        trial: of a search for hyper-parameters, or None.
+        trial: the trial of a search for hyper-parameters, or None.
     """
     make_folder(trainer.args.output_dir)
     run_dir, processes = trainer._get_output_dir(trial), trainer._mt_processes
@@ -66,7 +66,7 @@ def run_of(
 
 
 def _current_phase(trainer: TrainerSurface) -> str:
-    """Returns what this process is at in a run, for errors about processes that are absent."""
+    """Returns the phase of the run that this process is in, for errors about absent processes."""
     if trainer._mt_run is None:
         return "the start of training"
     step = trainer.state.global_step

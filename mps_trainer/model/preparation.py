@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from transformers.integrations.neftune import neftune_post_forward_hook
 
-from ..compat import LOSS_WITHOUT_LOGITS, Compat
 from ..devices.facts import apple_chip, macos
 from ..distributed import Processes
 from ..errors import MisconfigurationException
+from ..overrides import LOSS_WITHOUT_LOGITS, Overrides
 from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
 from .activation_checkpointing import checkpointing_restored, enable_activation_checkpointing
@@ -41,7 +41,7 @@ class PreparedTrainer(Protocol):
     compute_loss_func: Any
     label_smoother: Any
     neftune_noise_alpha: float | None
-    _mt_compat: Compat
+    _mt_overrides: Overrides
     _mt_precision: MixedPrecision
     _mt_processes: Processes
 
@@ -103,8 +103,8 @@ def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[No
     model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
     head = deferring_head(model, args, is_distributed)
     if head is None or not has_large_logits(head) or not model_computes_loss:
-        trainer._mt_compat = trainer._mt_compat.without(LOSS_WITHOUT_LOGITS)
-    defers = model_computes_loss and not trainer._mt_compat.computes_loss
+        trainer._mt_overrides = trainer._mt_overrides.without(LOSS_WITHOUT_LOGITS)
+    defers = model_computes_loss and not trainer._mt_overrides.compute_loss
     few_kernels = device.type == "mps" and not args.torch_compile
     with (
         noisy_embeddings(model, trainer.neftune_noise_alpha),

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from mps_trainer import Trainer
 from mps_trainer.check import CoverageReport, Tracer, trace, trace_step
 
 from ..conftest import Classifier, examples
@@ -115,6 +116,17 @@ def test_a_float64_column_is_converted_by_our_trainer_and_the_report_says_so(mak
     assert not problem.fails
     assert report.ready
     assert "converted" in str(report)
+
+
+class TakingAnyWeight(Classifier):
+    def forward(self, x, labels=None, weight=None):
+        return super().forward(x, labels)
+
+
+def test_a_float64_column_fails_if_a_patched_method_moves_the_batch(make_trainer, monkeypatch):
+    monkeypatch.setattr(Trainer, "_prepare_input", lambda self, data: data)
+    (problem,) = traced_with(make_trainer, np.float64(0.5), TakingAnyWeight()).dtype_problems
+    assert problem.fails
 
 
 def test_a_complex128_column_is_converted_and_a_float64_buffer_named_once(make_trainer):

@@ -197,6 +197,19 @@ def test_a_trainer_that_cannot_make_a_step_is_refused_with_a_way_on(make_trainer
     assert "with Tracer() as tracer" in refusal(trace_step, object())
 
 
+@pytest.mark.parametrize("patched", ["instance", "class"])
+def test_methods_that_are_patched_count_as_overridden(make_trainer, monkeypatch, patched):
+    trainer, seen = make_trainer(trainer={"train_dataset": None}), []
+    loader = make_trainer().get_train_dataloader()
+    owner = trainer if patched == "instance" else Trainer
+    monkeypatch.setattr(owner, "get_train_dataloader", lambda *_: loader)
+    monkeypatch.setattr(owner, "_prepare_inputs", lambda *own_and_batch: own_and_batch[-1])
+    monkeypatch.setattr(owner, "log", lambda *own_and_logs: seen.append(own_and_logs[-2]))
+    report = trace_step(trainer)
+    assert report.batch_shapes
+    assert [set(logs) for logs in seen] == [{"loss", "grad_norm", "learning_rate"}]
+
+
 def test_the_random_numbers_come_back_after_an_error_too(make_trainer):
     class Failing(Classifier):
         def forward(self, x, labels=None):

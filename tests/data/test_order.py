@@ -14,13 +14,13 @@ from tests.conftest import Stream, refusal
 
 
 def shares(count: int, size: int, batch_size: int, **settings):
-    """Returns for each process its batches of the examples 0, 1, 2 ..., [] for a padding batch."""
+    """Returns for each process its batches of the examples 0, 1, 2 ..., [] for a filler."""
     everybodys = []
     for rank in range(size):
         share = DistributedBatchSampler(BatchSampler(range(count), batch_size, False), rank, size, **settings)
         batches = list(share)
         assert len(share) == len(batches)
-        everybodys.append([[] if i in share.padding_batches else batch for i, batch in enumerate(batches)])
+        everybodys.append([[] if i in share.filler_batches else batch for i, batch in enumerate(batches)])
     return everybodys
 
 

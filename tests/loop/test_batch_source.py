@@ -46,7 +46,7 @@ def test_epoch_whose_first_batch_failed_has_drawn_nothing():
     source = source_of(loader())
     source.restore_epoch_start()  # nothing was begun
     random.seed(4)
-    source.begin_epoch(0, 0, 1)
+    source.begin_pass(0, 0, 1)
     expected = random.random()
     source.restore_epoch_start()
     assert random.random() == expected
@@ -57,7 +57,7 @@ def test_states_of_loading_serve_their_own_epoch_alone():
     saved = {**state_after(9), BEFORE_EPOCH: kept, BEFORE_WAITING: None}
     expected = random.random()
     source = source_of(loader(), saved)
-    list(source.begin_epoch(1, 0, 1))  # from its start: another epoch
+    list(source.begin_pass(1, 0, 1))  # from its start: another epoch
     source.restore_epoch_start()
     assert random.random() == expected
 
@@ -67,10 +67,10 @@ def test_random_states_are_restored_at_once_and_kept_from_what_is_repeated():
     expected = [random.random() for _ in range(2)]
     random.seed(8)
     source = source_of(loader(), saved)
-    with source.repeating():
+    with source.rng_restored_if_resumed():
         assert random.random() == expected[0]
     drawn = [random.random()]
-    with pytest.raises(ZeroDivisionError), source.repeating():
+    with pytest.raises(ZeroDivisionError), source.rng_restored_if_resumed():
         fail(random.seed(5))
     assert [*drawn, random.random()] == expected
 
@@ -82,7 +82,7 @@ def test_a_run_that_has_not_resumed_keeps_all_draws():
     expected = [random.random() for _ in range(2)]
     random.seed(3)
     for source in (source_of(loader()), without_states):
-        with source.repeating():
+        with source.rng_restored_if_resumed():
             assert random.random() == expected.pop(0)
 
 
@@ -100,13 +100,13 @@ class TestLoadingAgain:
         random.seed(1)
         torch.manual_seed(1)
         source = source_of(make(shuffle=True))
-        batches = source.begin_epoch(0, 0, 1)
+        batches = source.begin_pass(0, 0, 1)
         source.record_before_batches(recorded)
         self.trained(source, batches, 2)
         saved, expected = source.state_dict(), self.trained(source, batches, 4)
         torch.manual_seed(7)
         again = source_of(make(shuffle=True), saved)
-        batches = again.begin_epoch(0, 2, 1)
+        batches = again.begin_pass(0, 2, 1)
         again.record_before_batches(recorded)
         assert self.trained(again, batches, 4) == expected
 
@@ -117,14 +117,14 @@ class TestLoadingAgain:
         random.seed(1)
         source = source_of(data := prepared())
         data.collate_fn = late
-        batches = source.begin_epoch(0, 0, 1)
+        batches = source.begin_pass(0, 0, 1)
         trained = self.trained(source, batches, 1)
         source.record_before_batches(False)
         trained += self.trained(source, batches, 1)
         saved, expected = source.state_dict(), self.trained(source, batches, 4)
         assert BEFORE_WAITING not in saved
         again = source_of(data, saved)
-        found = self.trained(again, again.begin_epoch(0, 2, 1), 4)
+        found = self.trained(again, again.begin_pass(0, 2, 1), 4)
         assert found[0][1:] == expected[0][1:]
         assert found[1:] == expected[1:]
 
@@ -136,7 +136,7 @@ class TestLoadingAgain:
         loaded = list(loader())  # 6 batches
         random.seed(4)
         source = source_of(loader(), saved)
-        batches = source.begin_epoch(0, 2, count)
+        batches = source.begin_pass(0, 2, count)
         first = [next(batches) for _ in range(count)]
         assert random.random() == expected
         assert [[int(number) for number in batch] for batch in first] == [
@@ -154,7 +154,7 @@ class TestLoadingAgain:
         data.collate_fn = fail
         source = source_of(data, saved)
         with pytest.raises(ZeroDivisionError):
-            source.begin_epoch(0, 2, 1)
+            source.begin_pass(0, 2, 1)
         assert source.state_dict()[BEFORE_WAITING] is waiting
         assert random.random() == expected
 
@@ -169,8 +169,8 @@ def test_an_override_that_sets_random_states_is_called_once_and_the_loaders_own_
     source = source_of(data, saved, lambda: calls.append(random.seed(6)))
     assert random.random() == expected
     assert data.generator.initial_seed() == 3
-    with source.repeating():
-        list(source.begin_epoch(0, 0, 1))
+    with source.rng_restored_if_resumed():
+        list(source.begin_pass(0, 0, 1))
     assert data.generator.initial_seed() == 3
     assert len(calls) == 1
 
@@ -186,7 +186,7 @@ def test_an_override_that_sets_random_states_is_called_once_and_the_loaders_own_
 def test_loading_batches_again_for_workers_is_logged(caplog, workers, saved, is_told):
     caplog.set_level("INFO", logger="mps_trainer.loop.batch_source")
     source = source_of(loader(num_workers=workers), {**rng_state(), **saved})
-    source.begin_epoch(0, 3, 1)
+    source.begin_pass(0, 3, 1)
     told = "Loading the first 3 batches of the epoch again to restore the random state of the workers."
     assert caplog.messages == ([told] if is_told else [])
 
@@ -194,7 +194,7 @@ def test_loading_batches_again_for_workers_is_logged(caplog, workers, saved, is_
 def test_a_snapshot_of_loading_begins_the_pass_again():
     source = source_of(prepared(shuffle=True))
     random.seed(2)
-    batches = source.begin_epoch(0, 0, 1)
+    batches = source.begin_pass(0, 0, 1)
     source.record_before_batches(True)
     next(batches)
     saved = source.snapshot(with_loading=True)
@@ -213,7 +213,7 @@ def test_a_pass_whose_batches_cannot_be_loaded_again_is_known_and_the_saved_stat
     monkeypatch.setattr("mps_trainer.loop.batch_source.explain_worker", lambda error, batches: told.append(batches))
     monkeypatch.setattr(PrefetchIterator, "load_ahead", fail)
     with pytest.raises(ZeroDivisionError):
-        source.begin_epoch(0, 2, 1)
+        source.begin_pass(0, 2, 1)
     source.explain(RuntimeError())
     assert isinstance(told[0], PrefetchIterator)
     assert source.state_dict()[BEFORE_EPOCH] is saved[BEFORE_EPOCH]

@@ -87,8 +87,8 @@ class Others:
         return answer
 
 
-def among(others, averages=True, share=None):
-    return UpdateLoss(ItemCounter(), others, averages, share)
+def among(others, averages=True, sampler=None):
+    return UpdateLoss(ItemCounter(), others, averages, sampler)
 
 
 def batch(*labels: int) -> dict[str, torch.Tensor]:
@@ -109,7 +109,7 @@ def test_processes_weigh_by_the_items_of_all_or_each_by_its_own_if_it_is_asked_t
 
 def padded(others, count):
     """Returns the loss of an update in which the last batch of `count` is another process's, as is the next one."""
-    loss = among(others, share=SimpleNamespace(padding_batches=[4 + count - 1, 4 + count]))
+    loss = among(others, sampler=SimpleNamespace(filler_batches=[4 + count - 1, 4 + count]))
     with loss.loading_update(4):
         assert loss.is_loading
     assert not loss.is_loading
@@ -137,10 +137,10 @@ def test_batches_that_cannot_be_counted_count_the_same_and_those_without_items_h
     assert [each and float(each) for each in loss.divisors(mine)] == expected
 
 
-def test_padding_is_no_batch_of_this_process():
+def test_a_filler_is_no_batch_of_this_process():
     loss = padded(Others(), 2)
-    assert loss.padding(2) == {1}
-    assert loss.padding(3) == {1, 2}
+    assert loss.filler_positions(2) == {1}
+    assert loss.filler_positions(3) == {1, 2}
     assert loss.own_batches(["a", "b"]) == ["a"]
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from mps_trainer import Trainer
-from mps_trainer.compat import Compat
 from mps_trainer.distributed import Processes
 from mps_trainer.loop import run as run_module
 from mps_trainer.loop.batch_source import BatchSource
 from mps_trainer.loop.run import TrainingRun
+from mps_trainer.overrides import Overrides
 from tests.conftest import Stream, callback, examples, refusal
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
@@ -191,7 +191,7 @@ def test_an_override_that_costs_speed_is_told(make_trainer, method, settings, te
     kind = type("Own", (Trainer,), {method: lambda self, *args, **kwargs: None})
     run = TrainingRun(make_trainer({"kind": kind}, **settings))
     expected = [] if text is None else [f"{text}, because {method} is overridden"]
-    assert list(run.trainer._mt_compat.off) == expected
+    assert list(run.trainer._mt_overrides.reasons) == expected
 
 
 def test_speed_is_that_of_the_steps_since_the_resume(make_trainer):
@@ -236,14 +236,14 @@ def test_processes_exchange_their_tokens_once_in_an_update_whatever_batches_each
         run.accumulate_batches(batches, None, [1.0, 1.0])
         assert (exchanged, trainer.state.num_input_tokens_seen) == ([[12]] * update, update * 120)
 
-    monkeypatch.setattr(run.loss, "padding", lambda count: {1})  # the second is another process's
+    monkeypatch.setattr(run.loss, "filler_positions", lambda count: {1})  # the second is another process's
     run.zero_gradient_backward = lambda *given: None
     trainer.current_flos, trainer.floating_point_ops = 0.0, lambda batch: len(batch["x"])
     run.accumulate_batches(batches, None, [1.0, None])
     assert (exchanged[2:], trainer.current_flos) == ([[4]], 1)
 
     counted = []  # an override exchanges by itself, in each batch of all processes
-    trainer._mt_processes, trainer._mt_compat = Processes(), Compat(counts_tokens=True)
+    trainer._mt_processes, trainer._mt_overrides = Processes(), Overrides(track_num_input_tokens=True)
     run, trainer._mt_processes, trainer._track_num_input_tokens = TrainingRun(trainer), Processes(0, 2), counted.append
     run.accumulate_batches(batches, None, [1.0, 1.0])
     assert (counted, len(exchanged)) == (batches, 3)

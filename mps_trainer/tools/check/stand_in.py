@@ -14,7 +14,7 @@ from ...checkpoints.checkpoints import Checkpoints
 from ...data.transfer import BatchTransfer
 from ...devices import DeviceRequest, gather_facts, resolve
 from ...errors import MisconfigurationException
-from ...loss_normalisation import LossNormalisation
+from ...loop.loss_normalisation import LossNormalisation
 from ...model.activation_checkpointing import enable_activation_checkpointing
 from ...model.patches.masks import AttentionMasks
 from ...model.precision import MixedPrecision

@@ -39,6 +39,7 @@ def trace_step(
     from ...checkpoints.rng import rng_state, set_rng
     from ...model.patches.masks import AttentionMasks
     from ...model.preparation import model_patched, prepare_model
+    from ...overrides import Overrides
     from ...trainer import Trainer
     from .stand_in import stand_in_for  # here, like the Trainer: the simulated device does without transformers
 
@@ -47,7 +48,8 @@ def trace_step(
             f"trace_step takes an mps_trainer.Trainer, and got {type(trainer).__module__}.{type(trainer).__name__}. "
             "Wrap a step of another trainer in `with Tracer() as tracer:` and ask tracer.report()."
         )
-    if trainer.train_dataset is None and type(trainer).get_train_dataloader is Trainer.get_train_dataloader:
+    overrides = Overrides.of(trainer)
+    if trainer.train_dataset is None and not overrides.get_train_dataloader:
         raise MisconfigurationException("There is no step to trace: give the Trainer a train_dataset.")
     tracer = Tracer(fallback=fallback, unknown_on_device=False)
     tracer.recorder.own_trainer = True
@@ -56,6 +58,7 @@ def trace_step(
     rng = rng_state()
     try:
         stand_in = stand_in_for(trainer)
+        stand_in._mt_overrides = overrides  # before the trace replaces methods of the copy
         stand_in._mt_attention_masks = AttentionMasks(torch.device("mps"))  # tensors say that they are there
         _watch_batches(stand_in, tracer)
         for name, kept in vars(trainer).items():
@@ -78,10 +81,7 @@ def trace_step(
 
 def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
     """Marks the tensors of a batch as being on the device when the Trainer moves it there."""
-    from ...trainer import Trainer
-
-    prepare = stand_in._prepare_inputs
-    casts = type(stand_in)._prepare_inputs is Trainer._prepare_inputs
+    prepare, casts = stand_in._prepare_inputs, not stand_in._mt_overrides.move_batches
 
     def watched(inputs: Any) -> Any:
         with tracer.paused():
@@ -118,7 +118,6 @@ def _maker(trainer: Trainer, column: str) -> str:
 def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     """Runs whole steps by the Trainer's own loop until `batches` batches are done, then logs as a subclass does."""
     from ...loop.run import TrainingRun
-    from ...trainer import Trainer
 
     stand_in.is_in_train = True
     stand_in.model.train()
@@ -137,7 +136,7 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
         raise MisconfigurationException("There is no step to trace: the training dataset gave no batch.")
     if done < batches:
         tracer.recorder.note(few_batches(done, batches))
-    if type(stand_in).log is not Trainer.log and stand_in.args.logging_strategy != "no":
+    if stand_in._mt_overrides.log and stand_in.args.logging_strategy != "no":
         loss, norm = loop.meter.read(stand_in.state.global_step, loop.position.grad_norm)
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": loop.position.learning_rate}
         with tracer, tracer.phase("logging"):

@@ -10,22 +10,22 @@ from typing import Any
 
 import torch
 
-from ..compat import Compat
 from ..data.transfer import BatchTransfer
+from ..overrides import Overrides
 from .surface import TrainerSurface
 
 RunBatch = Callable[[TrainerSurface, Any, Any, Any], torch.Tensor]
 
 
-def batch_runner_for(compat: Compat, transfer: BatchTransfer) -> RunBatch:
+def batch_runner_for(overrides: Overrides, transfer: BatchTransfer) -> RunBatch:
     """Returns a function of Trainer, model, batch and number of items that runs a batch and returns its loss."""
-    if not compat.steps_see_batches:
+    if not overrides.see_training_batches:
         return _run_batch
     move = transfer.before_other_code(True)
 
     def run_moved_batch(trainer: TrainerSurface, model: Any, batch: Any, num_items: Any) -> torch.Tensor:
         loss = trainer.training_step(model, move(batch), num_items)
-        return loss.clone() if compat.keeps_losses else loss  # other code may change it in place later on
+        return loss.clone() if overrides.training_step else loss  # the override may change it in place later
 
     return run_moved_batch
 
@@ -44,9 +44,9 @@ class TokenCount:
     def begin_update(self) -> None:
         self._before = self.trainer.state.num_input_tokens_seen
 
-    def add(self, batch: Any, is_padding: bool) -> None:
-        """Counts the tokens of a batch, unless it is padding, which another process counts."""
-        if not is_padding:
+    def add(self, batch: Any, is_filler: bool) -> None:
+        """Counts the tokens of a batch, unless it is a filler, whose example another process counts."""
+        if not is_filler:
             self.trainer._track_num_input_tokens(batch)
 
     def end_update(self) -> None:
@@ -57,9 +57,9 @@ class TokenCount:
 
 
 class OverriddenTokenCount(TokenCount):
-    """Lets an override count. As transformers' method it sums each batch over all processes, padding included."""
+    """Calls an overridden token count. Like transformers' own method, it already sums over all processes."""
 
-    def add(self, batch: Any, is_padding: bool) -> None:
+    def add(self, batch: Any, is_filler: bool) -> None:
         self.trainer._track_num_input_tokens(batch)
 
     def end_update(self) -> None:

@@ -1,4 +1,7 @@
-"""Clips and clears the gradients of a run. Clipping is part of the optimizer's step if no code reads them before."""
+"""Decides whether the optimizer's step clips the gradients, and clears them.
+
+AdamW's step clips them if no code could see them before it. Otherwise `Trainer._clip_grad_norm` clips them.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from ..optim.adamw import AdamW
 
 
 class Gradients:
-    """Clips and clears the gradients of `model`.
+    """Measures, clips and clears the gradients of `model`.
 
     Its parameters are not listed anew in each step: torch's own functions walk through all modules at each call. They
     are listed again once the optimizer has others, because a callback may replace parameters or the optimizer.
 
     Args:
-        clips_in_step: True if AdamW's step may clip.
+        clips_in_step: False if overrides clip or measure the gradients, so that AdamW's step may not clip them.
     """
 
     def __init__(self, model: nn.Module, events: Events, precision: MixedPrecision, clips_in_step: bool) -> None:
@@ -45,8 +48,8 @@ class Gradients:
     def leave_clipping_to_step(self, optimizer: Any, max_norm: float) -> torch.Tensor | None:
         """Returns the norm of the gradients and clips them in the next step; None if the optimizer cannot clip.
 
-        It does not where code would see gradients that are not clipped yet: a callback around the step, a hook of the
-        optimizer, or a function of the user's in the place of its step.
+        Also returns None if some code could see gradients before they are clipped: a callback around the step, a hook
+        of the optimizer, or a function of the user's in the place of its step.
         """
         self._list_parameters(optimizer)
         if not self._may_clip or optimizer.is_watched() or _step_is_replaced(optimizer):

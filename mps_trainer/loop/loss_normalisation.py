@@ -4,7 +4,7 @@ transformers gives `num_items_in_batch`, the items of the whole update, to each 
 arguments, and to functions of the user. Some models divide their loss by it. Others, such as BERT's heads, ignore it,
 and their loss stays the mean of one batch. Nothing says which, but the first batch shows it.
 
-This module decides whether a loss is divided; `loop/loss.py` computes the divisor.
+This module decides whether a loss is divided; `loss.py` computes the divisor.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
-from .compat import Compat
-from .distributed.ddp import inside
-from .distributed.sharded import is_sharded
-from .loop.items import items_of, predicts_next_token, shifts_labels
-from .loop.loss import BatchWeight, UpdateLoss, loss_in_outputs
-from .model.introspection import base_model, without_adapters
-from .utils.compiled import inside_compiled, is_compiled
+from ..distributed.ddp import inside
+from ..distributed.sharded import is_sharded
+from ..model.introspection import base_model, without_adapters
+from ..overrides import Overrides
+from ..utils.compiled import inside_compiled, is_compiled
+from .items import items_of, predicts_next_token, shifts_labels
+from .loss import BatchWeight, UpdateLoss, loss_in_outputs
 
 # the first releases of transformers 5 do not divide
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
-# What computes a loss
+# The code that computes a loss
 SUBCLASS, FUNCTION, SMOOTHER, MODEL = "subclass", "compute_loss_func", "label_smoother", "model"
 
 
 class LossSettings(NamedTuple):
-    """Holds what a Trainer says about its losses. It is read for each batch, because libraries and callbacks set it.
+    """Holds the settings of a Trainer for losses. They are read for each batch: libraries and callbacks change them.
 
     Args:
         function: `compute_loss_func`.
         smoother: `label_smoother`.
         accepts_items: `model_accepts_loss_kwargs`.
         declared: `loss_is_scaled_for_ga`.
-        compat: the overrides of the Trainer.
+        overrides: the overridden methods of the Trainer.
     """
 
     function: Callable | None = None
     smoother: Any = None
     accepts_items: bool = True
     declared: bool | None = None
-    compat: Compat = Compat()
+    overrides: Overrides = Overrides()
 
     @classmethod
     def of(cls, trainer: Any) -> LossSettings:
@@ -57,7 +57,7 @@ class LossSettings(NamedTuple):
             trainer.label_smoother,
             trainer.model_accepts_loss_kwargs,
             trainer.loss_is_scaled_for_ga,
-            trainer._mt_compat,
+            trainer._mt_overrides,
         )
 
     @property
@@ -67,10 +67,10 @@ class LossSettings(NamedTuple):
 
     @property
     def computed_by(self) -> str:
-        """Returns what computes the losses to come."""
+        """Returns which code computes the next losses."""
         if self.function is not None:
             return FUNCTION
-        if self.compat.computes_updates:
+        if self.overrides.compute_losses_or_items:
             return SUBCLASS
         return MODEL if self.smoother is None else SMOOTHER
 
@@ -93,7 +93,7 @@ class BatchLoss:
     Attributes:
         num_items: the number of items for compute_loss. It may be watched.
         computed_by: a subclass, until the Trainer's own compute_loss computes the loss.
-        was_given_items: False where a subclass has called compute_loss without them.
+        was_given_items: False if a subclass has called compute_loss without them.
     """
 
     __slots__ = ("computed_by", "num_items", "was_given_items")
@@ -104,6 +104,16 @@ class BatchLoss:
 
 class LossNormalisation:
     """Gives the number of items to the code that computes losses, and finds out whether it divides by them.
+
+    The Trainer calls its methods in this order:
+
+    1. `items` once for an update, and for each batch of an evaluation;
+    2. `begin_batch` before `compute_loss`, for each batch of an update;
+    3. `outputs`, `loss_of` and, in several processes, `is_part_of_sum` within the Trainer's own `compute_loss`, which
+       an override may or may not call;
+    4. `weighted` after `compute_loss`, for each batch of an update.
+
+    `begin_batch` and `loss_of` note how the loss of the batch is computed; `is_part_of_sum` and `weighted` read it.
 
     Args:
         model_divides: True if the model's forward() computes with the number; None if the first batch is to show it.
@@ -141,7 +151,7 @@ class LossNormalisation:
         """Returns the number of items in `batches`; None if the loss does not use it or it is unknown.
 
         Args:
-            update: the update whose batches they are, to count those of all processes; None in an evaluation.
+            update: the update of the batches, to count the items of all processes; None in an evaluation.
         """
         self._counted_alone = update is None
         items, may_be_used = None, self.may_use_items(settings)
@@ -160,10 +170,10 @@ class LossNormalisation:
     def begin_batch(self, model: nn.Module, num_items: Any, settings: LossSettings) -> BatchLoss:
         """Returns the record of a batch, whose `num_items` are for compute_loss.
 
-        The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.
+        In the first batch, the number records whether a subclass's compute_loss uses it, which the class may not say.
         Compiled code cannot be watched: it is traced once.
         """
-        says_nothing = settings.declared is None and settings.compat.computes_loss and settings.accepts_items
+        says_nothing = settings.declared is None and settings.overrides.compute_loss and settings.accepts_items
         is_unknown = self.subclass_divides is None and num_items is not None
         if is_unknown and says_nothing and not is_compiled(inside(model)):
             num_items = torch.as_tensor(num_items).as_subclass(_Watched)
@@ -174,7 +184,7 @@ class LossNormalisation:
         """Returns the outputs of `model`, which gets the number of items if it accepts it and uses it.
 
         Raises:
-            TypeError: for a batch without names.
+            TypeError: if the batch has no names.
         """
         if not hasattr(inputs, "keys"):  # Python's own error would quote the whole model
             raise TypeError(
@@ -221,7 +231,7 @@ class LossNormalisation:
         """Returns the loss of a batch from the outputs of the model.
 
         Args:
-            labels: of the batch, if they were not given to the model.
+            labels: the labels of the batch, if they were not given to the model.
         """
         batch = self._batch
         batch.was_given_items = num_items is not None
@@ -244,7 +254,7 @@ class LossNormalisation:
         computed_by = self._batch.computed_by
         if not (self.is_normalised(num_items, settings) and self.rule(computed_by, settings).divides_by_items):
             return False
-        return inside(model).training or (settings.compat.counts_items and not self._counted_alone)
+        return inside(model).training or (settings.overrides.get_num_items_in_batch and not self._counted_alone)
 
     def is_normalised(self, num_items: Any, settings: LossSettings) -> bool:
         """Returns True if the last loss is already normalised over `num_items`, the items of the whole update."""
@@ -262,7 +272,8 @@ class LossNormalisation:
             owner: the name of the class whose compute_loss has computed it.
         """
         if isinstance(given := self._batch.num_items, _Watched):  # memory may run out before compute_loss looks at it
-            # a batch that super() has computed tells nothing of the losses that the subclass computes itself
+            # If super().compute_loss computed this batch, we learn nothing about the subclass's own losses; assume
+            # that they are divided.
             self.subclass_divides = given.was_used or self._batch.computed_by != SUBCLASS
         if not self.is_normalised(num_items, settings):
             return weight.of_mean(loss)
@@ -291,13 +302,13 @@ def _as_number(num_items: Any) -> Any:
 
 
 class _Watched(torch.Tensor):
-    """A number that records if anything was computed with it."""
+    """A number that records whether anything was computed with it."""
 
     was_used = False
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in ("__get__", "is_floating_point"):  # asking what it is is no use of it
+        if getattr(func, "__name__", "") not in ("__get__", "is_floating_point"):  # reading attributes is no use of it
             for value in [*args, *(kwargs or {}).values()]:
                 if isinstance(value, _Watched):
                     value.was_used = True

@@ -8,16 +8,17 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mps_trainer import Trainer, loss_normalisation
-from mps_trainer.compat import Compat
+from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
+from mps_trainer.loop import loss_normalisation
 from mps_trainer.loop.loss import BatchWeight
-from mps_trainer.loss_normalisation import LossNormalisation, LossSettings
+from mps_trainer.loop.loss_normalisation import LossNormalisation, LossSettings
+from mps_trainer.overrides import Overrides
 from tests.conftest import refusal
 from tests.loop.test_loss import LOSS, Others, batch, padded
 from tests.tiny import tiny
 
-OWN_LOSS = Compat(computes_loss=True, computes_updates=True)
+OWN_LOSS = Overrides(compute_loss=True, compute_losses_or_items=True)
 MODEL = nn.Linear(1, 1)
 
 
@@ -72,7 +73,7 @@ def test_a_model_that_only_looks_at_the_items_does_not_use_them():
 
 def test_a_sharded_model_gets_the_items_on_the_device_of_its_inputs(monkeypatch):
     model = Takes(False)
-    monkeypatch.setattr("mps_trainer.loss_normalisation.is_sharded", lambda each: each is model)
+    monkeypatch.setattr("mps_trainer.loop.loss_normalisation.is_sharded", lambda each: each is model)
     LossNormalisation().outputs(model, {"x": torch.ones(4, device="meta")}, torch.tensor(8), LossSettings())
     assert model.given[0].is_meta
 
@@ -176,7 +177,7 @@ def test_items_are_always_asked_for_if_a_subclass_computes_the_loss():
     others, losses = Others(theirs=[5.0, 0, 0]), LossNormalisation(model_divides=False)
     update = padded(others, 2)
     for asked in (1, 2):
-        assert losses.items([batch(1, 1, 1)], MODEL, LossSettings(compat=OWN_LOSS), update) == 8
+        assert losses.items([batch(1, 1, 1)], MODEL, LossSettings(overrides=OWN_LOSS), update) == 8
         assert others.asked == asked
 
 
@@ -271,7 +272,7 @@ def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(monkeypatc
 @pytest.mark.parametrize("accepted", [True, False])
 def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(accepted):
     losses = LossNormalisation(model_divides=False)
-    settings, weight = LossSettings(accepts_items=accepted, compat=OWN_LOSS), BatchWeight(2.0, accumulated=2)
+    settings, weight = LossSettings(accepts_items=accepted, overrides=OWN_LOSS), BatchWeight(2.0, accumulated=2)
     assert losses.may_use_items(settings) is accepted  # else a loss that divides by them would be divided twice
     for _ in range(2):
         assert own(losses, settings, weight=weight) == (6 if accepted else 3)
@@ -280,14 +281,14 @@ def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(accepte
 
 @pytest.mark.filterwarnings("ignore:.*is assumed to divide")
 def test_the_means_of_a_subclass_are_added_and_halved_batches_have_their_part_of_them():
-    losses, settings = LossNormalisation(), LossSettings(compat=OWN_LOSS)
+    losses, settings = LossNormalisation(), LossSettings(overrides=OWN_LOSS)
     weight = BatchWeight(8.0, accumulated=2, is_split=True)
     assert [own(losses, settings, weight=weight).item() for _ in range(2)] == [1.5, 1.5]  # the second is not watched
     assert own(LossNormalisation(), settings, weight=weight, uses=True) == 6
 
 
 def test_a_batch_that_super_computes_tells_nothing_of_the_losses_of_a_subclass():
-    losses, settings = LossNormalisation(model_divides=False), LossSettings(compat=OWN_LOSS)
+    losses, settings = LossNormalisation(model_divides=False), LossSettings(overrides=OWN_LOSS)
     weight, items = BatchWeight(8.0, accumulated=2, is_split=True), torch.tensor(8)
     losses.begin_batch(MODEL, items, settings)
     losses.loss_of(MODEL, OUTPUTS, {}, None, items, settings)
@@ -298,9 +299,9 @@ def test_a_batch_that_super_computes_tells_nothing_of_the_losses_of_a_subclass()
 
 def test_a_subclass_that_replaces_a_method_around_the_loss_may_use_the_items():
     losses = LossNormalisation(model_divides=False)
-    assert losses.may_use_items(LossSettings(compat=Compat(computes_updates=True)))
+    assert losses.may_use_items(LossSettings(overrides=Overrides(compute_losses_or_items=True)))
     assert not losses.may_use_items(LossSettings())
-    assert losses.may_use_items(LossSettings(compat=OWN_LOSS, accepts_items=False, declared=True))
+    assert losses.may_use_items(LossSettings(overrides=OWN_LOSS, accepts_items=False, declared=True))
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -319,7 +320,10 @@ def test_what_a_class_declares_comes_first(declared):
     ],
 )
 def test_a_normalised_loss_is_a_part_of_a_sum_over_the_processes(trains, given, counts_items, expected):
-    losses, settings = LossNormalisation(model_divides=True), LossSettings(compat=Compat(counts_items=counts_items))
+    losses, settings = (
+        LossNormalisation(model_divides=True),
+        LossSettings(overrides=Overrides(get_num_items_in_batch=counts_items)),
+    )
     model = nn.Linear(1, 1).train(trains)
     losses.loss_of(model, OUTPUTS, {}, None, given, settings)
     assert losses.is_part_of_sum(model, given, settings) is expected
@@ -345,12 +349,12 @@ def test_the_trainer_multiplies_a_part_of_a_sum_by_the_number_of_processes(make_
 @pytest.mark.parametrize("declared", [None, True])
 @pytest.mark.parametrize("uses", [True, False])
 def test_a_subclass_multiplies_its_loss_by_the_number_of_processes_itself(uses, declared):
-    settings = LossSettings(compat=OWN_LOSS, declared=declared)
+    settings = LossSettings(overrides=OWN_LOSS, declared=declared)
     assert own(LossNormalisation(), settings, items=torch.tensor(8), weight=BatchWeight(), uses=uses) == 6
 
 
 def test_only_the_first_batch_of_a_silent_subclass_is_watched():
-    settings, items = LossSettings(compat=OWN_LOSS), torch.tensor(8)
+    settings, items = LossSettings(overrides=OWN_LOSS), torch.tensor(8)
 
     def given(losses, num_items=items, settings=settings, model=MODEL):
         return losses.begin_batch(model, num_items, settings).num_items

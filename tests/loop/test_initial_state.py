@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mps_trainer.loop.trainer_state import init_state
+from mps_trainer.loop.initial_state import init_state
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Creates the state of a run, new or from a checkpoint."""
+"""Creates `trainer.state` at the start of a run, new or from a checkpoint, and restores the callbacks' states."""
 
 from __future__ import annotations
 

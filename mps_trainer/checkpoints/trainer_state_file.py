@@ -1,14 +1,36 @@
-"""Removes from logs what trainer_state.json cannot hold."""
+"""Writes trainer_state.json, without the values of logs that JSON cannot hold."""
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import os
 from typing import Any
 
+from transformers.trainer_callback import TrainerState
+
 from ..utils.numbers import is_number, plain
+from .manifest import STATE
 
 logger = logging.getLogger(__name__)
+
+
+def write_trainer_state(state: TrainerState, folder: str, savable_logs: SavableLogs) -> None:
+    """Writes trainer_state.json into `folder`.
+
+    Raises:
+        OSError: if the disk does not take it.
+    """
+    path = os.path.join(folder, STATE)
+    try:
+        state.save_to_json(path)
+    except OSError:
+        raise
+    except Exception:  # an object that is copied first may raise any
+        savable = copy.copy(state)
+        savable.log_history = [savable_logs.of(entry) for entry in state.log_history]
+        savable.save_to_json(path)
 
 
 def _is_savable(value: Any) -> bool:
@@ -29,7 +51,7 @@ class SavableLogs:
         self._named: set[str] = set()
 
     def of(self, logs: dict[Any, Any]) -> dict[str, Any]:
-        """Returns those of `logs` that can be saved, under names that are text."""
+        """Returns the `logs` that can be saved, under names that are text."""
         values = {str(name): plain(value) for name, value in logs.items()}
         for name, value in values.items():
             if not _is_savable(value):
