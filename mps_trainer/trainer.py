@@ -65,7 +65,7 @@ from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
 from .loop.initial_state import load_callbacks, new_state
 from .loop.label_smoothing import make_label_smoother
-from .loop.loss import BatchWeight
+from .loop.loss_divisors import BatchWeight
 from .loop.loss_normalisation import LossNormalisation, LossSettings
 from .loop.run import TrainingRun
 from .loop.run_context import run_of

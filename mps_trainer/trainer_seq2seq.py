@@ -10,7 +10,7 @@ from transformers.trainer_utils import PredictionOutput
 
 from .evaluation import generation
 from .evaluation.evaluator import evaluate_each
-from .loop.loss import loss_in_outputs
+from .loop.loss_divisors import loss_in_outputs
 from .trainer import Trainer
 
 

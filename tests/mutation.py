@@ -51,7 +51,7 @@ AREAS = {
             "data/plan.py",
         ),
     ),
-    "loss weighting": Area(50, ("loop/items.py", "loop/loss.py", "loop/loss_normalisation.py")),
+    "loss weighting": Area(50, ("loop/items.py", "loop/loss_divisors.py", "loop/loss_normalisation.py")),
     "the Trainer": Area(60, ("trainer.py", "loop/initial_state.py")),
     "data order": Area(40, ("data/order.py", "data/buckets.py", "loop/batch_source.py")),
 }

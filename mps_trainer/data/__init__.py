@@ -1,1 +1,1 @@
-"""Makes the batches of a dataset, in host memory; `BatchTransfer` moves them to the device."""
+"""Makes the batches of a dataset in host memory; `BatchTransfer` in `transfer.py` moves them to the device."""

@@ -1,4 +1,4 @@
-"""Finds the best checkpoint by its metric."""
+"""Finds the best checkpoint by its metric. `Checkpoints.load_best` loads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Handles SIGINT, SIGTERM and SIGHUP during a run: finishes the step and saves it before the process ends."""
+"""Handles SIGINT, SIGTERM and SIGHUP during a run: records the signal, so that the step is finished first.
+
+`loop/preemption.py` then saves the step and ends the run.
+"""
 
 from __future__ import annotations
 

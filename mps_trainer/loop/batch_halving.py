@@ -19,7 +19,7 @@ from ..training_args import TrainingArguments
 from ..utils.nested import find_batch_size
 from .batch_history import BatchHistory
 from .clipping import Gradients
-from .loss import UpdateLoss
+from .loss_divisors import UpdateLoss
 from .position import Position, Update
 from .rollback import Rollback
 from .surface import TrainerSurface

@@ -24,7 +24,7 @@ from ..model.introspection import base_model, without_adapters
 from ..overrides import Overrides
 from ..utils.compiled import inside_compiled, is_compiled
 from .items import items_of, predicts_next_token, shifts_labels
-from .loss import BatchWeight, UpdateLoss, loss_in_outputs
+from .loss_divisors import BatchWeight, UpdateLoss, loss_in_outputs
 
 # the first releases of transformers 5 do not divide
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters

@@ -41,7 +41,7 @@ from .clipping import Gradients
 from .drift import DriftWatch
 from .initial_state import init_state
 from .items import ItemCounter
-from .loss import BatchWeight, UpdateLoss
+from .loss_divisors import BatchWeight, UpdateLoss
 from .meter import LossMeter
 from .nonfinite import NonFiniteReporter, StopOnNan
 from .override_adapters import OverriddenTokenCount, TokenCount, batch_runner_for

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mps_trainer import Trainer
 from mps_trainer.distributed import Processes
 from mps_trainer.loop import loss_normalisation
-from mps_trainer.loop.loss import BatchWeight
+from mps_trainer.loop.loss_divisors import BatchWeight
 from mps_trainer.loop.loss_normalisation import LossNormalisation, LossSettings
 from mps_trainer.overrides import Overrides
 from tests.conftest import refusal

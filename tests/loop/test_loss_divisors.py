@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mps_trainer.loop.items import ItemCounter
-from mps_trainer.loop.loss import BatchWeight, UpdateLoss, divisors_of, loss_in_outputs
+from mps_trainer.loop.loss_divisors import BatchWeight, UpdateLoss, divisors_of, loss_in_outputs
 from mps_trainer.loop.run import TrainingRun
 from tests.conftest import refusal
 
