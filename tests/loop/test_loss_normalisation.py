@@ -15,7 +15,7 @@ from mps_trainer.loop.loss_divisors import BatchWeight
 from mps_trainer.loop.loss_normalisation import LossNormalisation, LossSettings
 from mps_trainer.overrides import Overrides
 from tests.conftest import refusal
-from tests.loop.test_loss import LOSS, Others, batch, padded
+from tests.loop.test_loss_divisors import LOSS, Others, batch, padded
 from tests.tiny import tiny
 
 OWN_LOSS = Overrides(compute_loss=True, compute_losses_or_items=True)
