@@ -29,6 +29,7 @@ NAMES = (
     "libraries",
     "language",
     "attention",
+    "padding",
 )
 DATA = os.environ.get("MPS_TRAINER_REAL_DATA", str(ROOT.parent / "shared"))
 

@@ -178,6 +178,12 @@ SHORT_ROWS = (  # MRPC's rows show the import alone, then more arguments
             ("the same, with `skip_unread_tokens` too", "import-unread"),
         )
     ),
+    Row(
+        "MRPC, a step of MiniLM without padding (`padding_free`, by default on mps), batches of 32",
+        "padding",
+        over("transformers", "mrpc32_milliseconds"),
+    ),
+    Row("the same, a step of a Llama, chats in batches of 8", "padding", over("transformers", "chats_milliseconds")),
     Row("blocking syncs per step, 2-layer BERT on simulated mps", "simulated", middle("blocking_reads", 0)),
     Row("operators per step, same model", "simulated", middle("operators", 0)),
     Row(

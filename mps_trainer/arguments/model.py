@@ -86,6 +86,12 @@ class ModelArguments:
         "always, false: never. [on mps, for texts of 1,024 tokens or more]",
         kw_only=True,
     )
+    padding_free: bool | None = option(
+        None,
+        "Leave padding out of training: texts of a batch are computed in one row where the model allows it; true: "
+        "wherever it does, false: never. [on mps, and elsewhere for models without dropout]",
+        kw_only=True,
+    )
     skip_unread_tokens: bool = option(
         False,
         "Compute the last layer of classifiers such as BERT for the first token alone, with other draws of dropout.",

@@ -13,6 +13,7 @@ from ..devices.facts import parse_version
 from ..model.number_formats import REFUSED_ON_MPS
 from ..utils.nested import map_tensors, tensors_in
 from ..utils.packed_texts import remember_texts
+from ..utils.text_layout import layout_of, layouts_in, record_layout
 
 _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
 
@@ -51,11 +52,15 @@ class BatchTransfer:
             remember_texts(data, on_cpu)
             return on_cpu
         packable = [tensor for tensor in tensors_in(data, is_leaf) if _packs(tensor)]
+        packable += [each for _, layout in layouts_in(data) for each in layout.tensors if _packs(each)]
         moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) in moved:
-                return moved[id(tensor)]
+                copy = moved[id(tensor)]
+                if (layout := layout_of(tensor)) is not None:
+                    record_layout(copy, layout.with_tensors([moved[id(each)] for each in layout.tensors]))
+                return copy
             if tensor.is_nested and tensor.layout == torch.strided and device.type == "mps":
                 raise TypeError(
                     "A batch has a nested tensor with layout=torch.strided, which torch cannot copy to mps. Use "

@@ -6,34 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from ..data.padding import IGNORED_LABEL
 from ..distributed.sharded import class_of
-from ..model.introspection import base_model
+from ..model.introspection import base_model, loss_is_of_next_token
 from ..utils.nested import find_batch_size
-
-# The losses of these causal language models of transformers compare each position with the label at that position.
-_SAME_POSITION = ("XLMWithLMHeadModel", "XLNetLMHeadModel")
-
-
-def shifts_labels(model: nn.Module) -> bool:
-    """Returns True if the model's loss predicts the next token, so the first label of each row is not a target."""
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return False
-    loss_type = getattr(model, "loss_type", None)
-    if loss_type is None:
-        return False
-    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
-
-    return LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
-
-
-def predicts_next_token(model: nn.Module) -> bool:
-    """Returns True for a causal language model, where the logits at a position predict the next label."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return class_of(base_model(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 class ItemCounter(NamedTuple):
@@ -53,11 +30,7 @@ class ItemCounter(NamedTuple):
     def of(cls, model: Any, label_names: Sequence[str]) -> ItemCounter:
         """Returns the counter for a model, which may have wrappers."""
         model = base_model(model)
-        # transformers gives a class whose name has no loss of its own, such as GPT2LMHeadModel, the causal one, but
-        # counts all labels of it; `items_of` does so, too
-        is_default = getattr(model, "loss_type", "") is None and predicts_next_token(model)
-        shifted = shifts_labels(model) or (is_default and class_of(model).__name__ not in _SAME_POSITION)
-        return cls(label_names, shifted, class_of(model).__name__.endswith("ForCTC"))
+        return cls(label_names, loss_is_of_next_token(model), class_of(model).__name__.endswith("ForCTC"))
 
     def each(self, batches: list[Any]) -> list[int | None]:
         """Returns the number of items in each of `batches`, None where it is unknown."""

@@ -20,10 +20,10 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from ..distributed.ddp import inside
 from ..distributed.sharded import is_sharded
-from ..model.introspection import base_model, without_adapters
+from ..model.introspection import base_model, predicts_next_token, shifts_labels, without_adapters
 from ..overrides import Overrides
 from ..utils.compiled import inside_compiled, is_compiled
-from .items import items_of, predicts_next_token, shifts_labels
+from .items import items_of
 from .loss_divisors import BatchWeight, UpdateLoss, loss_in_outputs
 
 # the first releases of transformers 5 do not divide

@@ -29,6 +29,7 @@ from ..distributed.ddp import inside, is_current, no_sync
 from ..guards.memory import CacheGuard
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
+from ..model.padding_free import PaddingPlan
 from ..optim.adamw import AdamW
 from ..optim.factory import follows_metric, set_mode
 from ..overrides import BACKGROUND_SAVES, CLIPPING_IN_STEP
@@ -45,6 +46,7 @@ from .loss_divisors import BatchWeight, UpdateLoss
 from .meter import LossMeter
 from .nonfinite import NonFiniteReporter, StopOnNan
 from .override_adapters import OverriddenTokenCount, TokenCount, batch_runner_for
+from .padding_free import PaddingFree
 from .position import Position, Update
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .rollback import Rollback
@@ -61,6 +63,7 @@ class TrainingRun:
     Args:
         trial: the trial of a search for hyper-parameters, or None.
         resume_from: the checkpoint folder to resume, or None.
+        padding: how the run leaves out padding. Default: it does not.
 
     Attributes:
         model: the model as it is called: compiled, or one of several replicas, if the arguments say so.
@@ -69,7 +72,13 @@ class TrainingRun:
         update_size: examples in an optimizer step of all processes.
     """
 
-    def __init__(self, trainer: TrainerSurface, trial: Any = None, resume_from: str | None = None) -> None:
+    def __init__(
+        self,
+        trainer: TrainerSurface,
+        trial: Any = None,
+        resume_from: str | None = None,
+        padding: PaddingPlan | None = None,
+    ) -> None:
         self.trainer, self.trial, self.args, self.events = trainer, trial, trainer.args, trainer._mt_events
         self.resume_from, args, processes = resume_from, trainer.args, trainer._mt_processes
         supervised = trainer._mt_supervised
@@ -79,7 +88,8 @@ class TrainingRun:
         # each needs the one before: the optimizer's schedule the plan, the state the steps, the rest all of them
         self._make_loader_and_plan()
         self._prepare_model_and_optimizer()
-        self._create_state(examples_at_a_time, splits_batches)
+        padding_plan = PaddingPlan(reason="the model is not patched") if padding is None else padding
+        self._create_state(examples_at_a_time, splits_batches, padding_plan.applies)
         self._adapt_to_overrides()
 
         unwrapped = inside(self.model)  # `accumulate` may replace the replica, whose buckets hold all gradients
@@ -90,6 +100,8 @@ class TrainingRun:
         self.loss = UpdateLoss(counter, processes, averages, distributed_sampler(self.loader))
         self.weight_of_current_batch = BatchWeight()
         self.batch_check = BatchCheck(base_model(self.model))
+        fills = args.device.type == "mps"  # where each new shape has to be prepared
+        self.padding = PaddingFree(padding_plan, trainer.model, trainer._mt_transfer, self.events, fills)
         self.batch_source = BatchSource(self.loader, takes_order_seed=args.data_seed is None)
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, processes)
@@ -147,7 +159,7 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
 
-    def _create_state(self, examples_at_a_time: int | None, splits_batches: bool) -> None:
+    def _create_state(self, examples_at_a_time: int | None, splits_batches: bool, leaves_out_padding: bool) -> None:
         """Creates `trainer.state`, or restores it from the checkpoint, and finds the checkpoints of other runs."""
         trainer = self.trainer
         init_state(
@@ -159,6 +171,7 @@ class TrainingRun:
             is_local_process_zero=trainer.is_local_process_zero(),
             is_world_process_zero=trainer.is_world_process_zero(),
             update_size=self.update_size,
+            leaves_out_padding=leaves_out_padding,
             splits_batches=splits_batches,
         )
         if trainer.hp_search_backend is not None and trainer._trial is not None:
@@ -398,7 +411,7 @@ class TrainingRun:
         """
         try:
             with self.batch_check.watching(batch, name_row):
-                loss = self.run_batch(self.trainer, self.model, batch, num_items)
+                loss = self.run_batch(self.trainer, self.model, self.padding.unpad(batch), num_items)
         except Exception as error:
             explain_missing_columns(error, self.loader, batch, needs_labels=True)
             raise
@@ -501,6 +514,7 @@ class TrainingRun:
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
         self.saver.save_again()
+        self.padding.note_share()
         processes = self.trainer._mt_processes
         processes.wait()  # the first process may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):

@@ -58,8 +58,8 @@ def run_of(
         trainer._mt_checkpoints, trainer.is_in_train = Checkpoints(run_dir, run_id), True
         check_same_data(trainer, processes)
         resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, trainer._mt_supervised, processes)
-        with prepared_for_training(trainer):
-            run = TrainingRun(trainer, trial, resume_from)
+        with prepared_for_training(trainer) as padding:
+            run = TrainingRun(trainer, trial, resume_from, padding)
             run.resume()  # a signal interrupts the loading at once
             with run.signals:
                 yield run

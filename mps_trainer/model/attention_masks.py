@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from transformers import masking_utils
 
 from ..utils import blocks
 from ..utils.packed_texts import PackedTexts, texts_of
+from ..utils.text_layout import TextLayout, layout_of
 from .attention_registries import is_of_transformers
 
 _MOST_KEPT = 2**16  # elements of the edge of a plain mask, which is the same for all blocks
@@ -62,13 +63,49 @@ def reach_of(mask_function: Callable) -> Reach:
 
 def texts_in(mask_function: Callable) -> PackedTexts | None:
     """Returns the texts of packed rows that a mask function of transformers hides from one another, if known."""
+    return next((texts for each in _tensors_of(mask_function) if (texts := texts_of(each)) is not None), None)
+
+
+def layout_in(mask_function: Callable) -> TextLayout | None:
+    """Returns the layout of a padded batch whose texts are in one row, from a mask function of transformers."""
+    found = (layout_of(each) for each in _tensors_of(mask_function))
+    return next((layout for layout in found if layout is not None), None)
+
+
+def _tensors_of(mask_function: Callable) -> Iterator[torch.Tensor]:
+    """Yields the tensors that a mask function and the functions inside it read."""
     for cell in getattr(mask_function, "__closure__", None) or ():
         value = cell.cell_contents
         for each in value if isinstance(value, tuple) else (value,):
-            found = texts_of(each) if isinstance(each, torch.Tensor) else texts_in(each) if callable(each) else None
-            if found is not None:
-                return found
-    return None
+            if isinstance(each, torch.Tensor):
+                yield each
+            elif callable(each):
+                yield from _tensors_of(each)
+
+
+def visible_in_text(mask_function: Callable) -> Callable | None:
+    """Returns what a mask function of packed rows shows of a query's own text, by positions that begin with the text.
+
+    It is None for a mask with parts that transformers' masks of packed rows do not have.
+    """
+    parts = _parts_of(mask_function)
+    inner = [_inner_of(part) for part in parts if part.__qualname__.startswith("remap_positions_for_packed_sequence.")]
+    others = [part for part in parts if not part.__qualname__.startswith("remap_positions_for_packed_sequence.")]
+    only_texts = all(part.__qualname__.startswith("packed_sequence_mask_function.") for part in others)
+    return inner[0] if len(inner) == 1 and only_texts else None
+
+
+def _parts_of(mask_function: Callable) -> list[Callable]:
+    """Returns the functions that a mask function of transformers requires together."""
+    if not is_of_transformers(mask_function) or not mask_function.__qualname__.startswith("and_masks."):
+        return [mask_function]
+    functions = inspect.getclosurevars(mask_function).nonlocals["mask_functions"]
+    return [part for each in functions for part in _parts_of(each)]
+
+
+def _inner_of(remapped: Callable) -> Callable:
+    inner: Callable = inspect.getclosurevars(remapped).nonlocals["mask_function"]
+    return inner
 
 
 def with_copies(mask_function: Callable) -> Callable | None:
@@ -105,6 +142,9 @@ class ChunkedMask:
         q_offset, kv_offset: the positions of the first query and key.
         make: transformers' function that makes the mask of tokens x tokens, or None if it may be left out.
         texts: those of packed rows, if the mask hides them from one another and the host knows where they begin.
+        layout: the layout of a padded batch whose texts are in this row. Attention may then be computed in the form of
+            the padded batch, unless `in_text` is None.
+        in_text: transformers' mask function of the positions within a text.
     """
 
     visible: Callable
@@ -117,6 +157,8 @@ class ChunkedMask:
     kv_offset: int = 0
     make: Callable[..., torch.Tensor | None] | None = None
     texts: PackedTexts | None = None
+    layout: TextLayout | None = None
+    in_text: Callable | None = None
     _kept: dict[Any, torch.Tensor] = field(default_factory=dict)
     _version: int = 0
 
@@ -138,6 +180,35 @@ class ChunkedMask:
         assert whole is not None
         self._version = whole._version
         return whole
+
+    def for_padded(self, is_eager: bool, dtype: torch.dtype) -> torch.Tensor | None:
+        """Returns the mask for the padded form of the row; None if a causal mask is all that it needs.
+
+        Args:
+            is_eager: True for numbers to add in `dtype`, which eager attention takes, instead of True for a visible
+                key. Eager attention needs a mask in any case.
+        """
+        key = "padded", is_eager, dtype if is_eager else None
+        if key not in self._kept and (made := self._make_for_padded(is_eager)) is not None:
+            if is_eager:
+                made = torch.zeros(made.shape, dtype=dtype, device=made.device).masked_fill_(
+                    ~made, torch.finfo(dtype).min
+                )
+            self._kept[key] = made
+        return self._kept.get(key)
+
+    def _make_for_padded(self, is_eager: bool) -> torch.Tensor | None:
+        layout, visible = self.layout, self.in_text
+        assert layout is not None
+        if visible is masking_utils.bidirectional_mask_function:
+            return layout.seen[:, None, None]  # of batch x 1 x 1 x keys
+        # texts begin at the first place, and see no padding, which follows them
+        if visible is masking_utils.causal_mask_function and not is_eager:
+            return None
+        assert visible is not None
+        index = torch.arange(layout.length, device=self.device)
+        zero = index.new_zeros((1, 1, 1, 1))
+        return visible(zero, zero, index[None, None, :, None], index[None, None, None])
 
     @property
     def has_changed(self) -> bool:

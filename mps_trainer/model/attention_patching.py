@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -22,7 +23,16 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.attributes import attributes_replaced
 from ..utils.packed_texts import hand_on_texts, texts_of
-from .attention_masks import ChunkedMask, GivenMask, reach_of, texts_in, with_copies
+from ..utils.text_layout import TextLayout, layout_of, record_layout
+from .attention_masks import (
+    ChunkedMask,
+    GivenMask,
+    layout_in,
+    reach_of,
+    texts_in,
+    visible_in_text,
+    with_copies,
+)
 from .attention_registries import (
     ATTENTION,
     MASKS,
@@ -41,6 +51,9 @@ logger = logging.getLogger(__name__)
 # `python -m benchmarks attention`, processor time of causal attention on a CPU is 0.89 of torch's with 512 tokens,
 # 0.63 with 1,024 and 0.39 with 4,096.
 SHORTEST = 1024
+# The length of the longest text in a row without padding from which attention goes text by text. Below, the row takes
+# the form of the padded batch for the attention alone: a text for itself would take more operators.
+SHORTEST_BY_TEXTS = 512
 KINDS = ("sdpa", "eager")  # the kinds of attention that it replaces
 # Arguments of attention functions that change the scores or ask for them, and what a model does that gives them.
 _UNSUPPORTED = {
@@ -129,23 +142,30 @@ def _is_of_known_package(function: FunctionType) -> bool:
     return function.__globals__.get("__name__", "").partition(".")[0] in _KNOWN
 
 
-def attention_chunked(shortest: int | None, model: nn.Module | None = None) -> contextlib.AbstractContextManager[None]:
+def attention_chunked(
+    shortest: int | None, model: nn.Module | None = None, without_padding: bool = False
+) -> contextlib.AbstractContextManager[None]:
     """Makes transformers' models that train attend in chunks inside, from `shortest` keys on; None for never.
 
     It does not change attention and mask functions from elsewhere.
 
     Args:
         model: the one that trains, whose modules may have hooks that read attention weights.
+        without_padding: True if batches may be rows without padding. These attend text by text if they have a text of
+            512 tokens or more and `shortest` is not None, else in the form of the padded batch.
     """
-    return contextlib.nullcontext() if shortest is None else _Chunks(shortest, model).in_use()
+    if shortest is None and not without_padding:
+        return contextlib.nullcontext()
+    return _Chunks(shortest, model).in_use()
 
 
 class _Chunks:
     """Owns what the functions of a run share: the shortest length, the parents of modules, what has been logged."""
 
-    def __init__(self, shortest: int, model: nn.Module | None) -> None:
+    def __init__(self, shortest: int | None, model: nn.Module | None) -> None:
         modules = [] if model is None else list(model.modules())
-        self._shortest = shortest
+        self._shortest = math.inf if shortest is None else shortest
+        self._shortest_by_texts = math.inf if shortest is None else min(shortest, SHORTEST_BY_TEXTS)
         self._parents = {child: module for module in modules for child in module.children()}
         networks = [each for each in modules if isinstance(each, PreTrainedModel)]
         # a foreign layer may check that its mask is a tensor, or change it
@@ -180,12 +200,16 @@ class _Chunks:
     def _mask(self, plain: Callable) -> Callable:
         def make_mask(**kwargs: Any) -> Any:
             length, offset = kwargs["kv_length"], kwargs.get("kv_offset", 0)
+            layout = layout_in(kwargs["mask_function"])
+            is_short = layout is None and (length < self._shortest or not torch.is_grad_enabled())
             # mask functions from elsewhere may not take blocks of indices
-            if length < self._shortest or kwargs.get("use_vmap") or not torch.is_grad_enabled():
+            if is_short or kwargs.get("use_vmap"):
                 return plain(**kwargs)
             is_sdpa_of_others = is_of_transformers(plain, MASKS["sdpa"]) and not has_own_sdpa()
             if id(kwargs.get("config")) in self._whole_masks or is_sdpa_of_others:
                 return plain(**kwargs)
+            if layout is not None:
+                return _row_mask(plain, layout, **kwargs)
             visible, given = with_copies(kwargs["mask_function"]), kwargs.get("attention_mask")
             if visible is None:
                 return plain(**kwargs)
@@ -224,6 +248,11 @@ class _Chunks:
             asked = {"output_attentions": getattr(getattr(module, "config", None), "output_attentions", False)}
             used = {name for name, each in {**asked, **kwargs}.items() if each is not None and each is not False}
             reason = "" if mask is None else self._why_not(module, mask, scaling, used, taken, is_eager)
+            if isinstance(attention_mask, ChunkedMask) and (layout := attention_mask.layout) is not None:
+                is_by_texts = mask is attention_mask and not reason and layout.length >= self._shortest_by_texts
+                if not is_by_texts and attention_mask.in_text is not None:
+                    settings = {**kwargs, "dropout": dropout, "scaling": scaling}
+                    return _attend_padded(plain, module, query, key, value, attention_mask, is_eager, settings), None
             if mask is not None and not reason:
                 scale = query.shape[-1] ** -0.5 if scaling is None else scaling
                 share = 0.0 if is_eager and not module.training else dropout  # eager_attention_forward does so
@@ -314,6 +343,43 @@ class _Chunks:
         return ChunkedMask(visible, reach_of(visible), query.shape[0], query.shape[2], key.shape[2], query.device)
 
 
+def _row_mask(plain: Callable, layout: TextLayout, mask_function: Callable, **kwargs: Any) -> ChunkedMask:
+    """Returns the mask of a decoder for a row without padding."""
+    length, device = kwargs["kv_length"], torch.device(kwargs["device"])
+    make = functools.partial(plain, mask_function=mask_function, **kwargs)
+    texts, in_text = texts_in(mask_function), visible_in_text(mask_function)
+    return ChunkedMask(
+        mask_function, reach_of(mask_function), 1, length, length, device,
+        make=make, texts=texts, layout=layout, in_text=in_text,
+    )  # fmt: skip
+
+
+def _attend_padded(
+    plain: Callable,
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: ChunkedMask,
+    is_eager: bool,
+    settings: dict[str, Any],
+) -> torch.Tensor:
+    """Returns the attention of a row without padding, computed by `plain` in the form of the padded batch.
+
+    Args:
+        query, key, value: of 1 x heads x tokens x size.
+
+    Returns:
+        A tensor of 1 x tokens x heads x size.
+    """
+    layout = mask.layout
+    assert layout is not None
+    # the gradients of the places left out are 0: no text sees them, and the row does not get their attention
+    padded = (layout.to_padded_unmasked(each.transpose(1, 2)).transpose(1, 2) for each in (query, key, value))
+    attended, _ = plain(module, *padded, mask.for_padded(is_eager, query.dtype), **settings)
+    return layout.to_row(attended)
+
+
 @contextlib.contextmanager
 def packed_rows_known() -> Iterator[None]:
     """Inside, transformers' masks of packed rows know where texts begin, if the host does.
@@ -331,8 +397,10 @@ def packed_rows_known() -> Iterator[None]:
             return plain(position_ids)
         if not texts.is_packed:
             return None
-        numbers = (position_ids.diff(dim=-1) != 1).cumsum(-1)
-        return hand_on_texts(texts, torch.nn.functional.pad(numbers, (1, 0)))
+        numbers = torch.nn.functional.pad((position_ids.diff(dim=-1) != 1).cumsum(-1), (1, 0))
+        if (layout := layout_of(position_ids)) is not None:
+            record_layout(numbers, layout)
+        return hand_on_texts(texts, numbers)
 
     with attributes_replaced([(masking_utils, SEARCH, search)]):
         yield

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..distributed.sharded import class_of
 from ..errors import MisconfigurationException
 from ..utils.compiled import inside_compiled
 
 logger = logging.getLogger(__name__)
 
+# The losses of these causal language models of transformers compare each position with the label at that position.
+_SAME_POSITION = ("XLMWithLMHeadModel", "XLNetLMHeadModel")
 _operations: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by model: to count them takes 1 ms
 
 
@@ -112,6 +115,35 @@ def tokens_in(model: Any, inputs: Any, without_padding: bool, pad_token_id: int 
             "include_num_input_tokens_seen: the batch does not mark its padding, so all tokens are counted."
         )
     return tokens.numel()
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Returns True if the model's loss predicts the next token, so the first label of each row is not a target."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    loss_type = getattr(model, "loss_type", None)
+    if loss_type is None:
+        return False
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    return LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
+
+
+def predicts_next_token(model: nn.Module) -> bool:
+    """Returns True for a causal language model, where the logits at a position predict the next label."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return class_of(base_model(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def loss_is_of_next_token(model: nn.Module) -> bool:
+    """Returns True if the model's loss compares each position with the next label.
+
+    transformers gives a class whose name has no loss of its own, such as GPT2LMHeadModel, the causal one, but counts
+    all labels of it; `shifts_labels`, by which it counts them, is False then.
+    """
+    is_default = getattr(model, "loss_type", "") is None and predicts_next_token(model)
+    return shifts_labels(model) or (is_default and class_of(model).__name__ not in _SAME_POSITION)
 
 
 def spans_devices(model: nn.Module) -> bool:

@@ -21,11 +21,13 @@ from .adapters import check_sparse_adapters
 from .attention_patching import attention_chunked, shortest_chunked
 from .introspection import base_model
 from .large_product_warning import told_of_large_products
+from .padding_free import PaddingPlan, plan_padding
 from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, has_large_logits, logits_deferred
 from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
 from .patches.rotary import rotations_in_few_kernels
+from .patches.unpadded_encoders import encoders_unpadded
 from .patches.unread_tokens import unread_tokens_skipped
 from .patches.vector_weights import vector_weights_as_matrices
 from .precision import MixedPrecision
@@ -49,11 +51,11 @@ class PreparedTrainer(Protocol):
 
 
 @contextlib.contextmanager
-def prepared_for_training(trainer: PreparedTrainer) -> Iterator[None]:
+def prepared_for_training(trainer: PreparedTrainer) -> Iterator[PaddingPlan]:
     """Prepares the model as the arguments ask and patches it for `args.device` inside.
 
-    Afterwards it has the hooks that it had before and those that other code has added meanwhile, and it recomputes
-    activations as it did before.
+    Yields how the run leaves out padding. Afterwards the model has the hooks that it had before and those that other
+    code has added meanwhile, and it recomputes activations as it did before.
     """
     model, args = trainer.model, trainer.args
     with contextlib.ExitStack() as stack:
@@ -65,8 +67,7 @@ def prepared_for_training(trainer: PreparedTrainer) -> Iterator[None]:
         finally:
             for module, key in _forward_hooks(model) - before:
                 stack.callback(module._forward_hooks.pop, key, None)
-        stack.enter_context(model_patched(trainer, args.device))
-        yield
+        yield stack.enter_context(model_patched(trainer, args.device))
 
 
 def _forward_hooks(model: nn.Module) -> set[tuple[nn.Module, int]]:
@@ -96,8 +97,8 @@ def prepare_model(trainer: PreparedTrainer) -> None:
 
 
 @contextlib.contextmanager
-def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[None]:
-    """Inside, the model has hooks and functions for training on `device`."""
+def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[PaddingPlan]:
+    """Inside, the model has hooks and functions for training on `device`. Yields how the run leaves out padding."""
     model, args = trainer.model, trainer.args
     is_distributed = trainer._mt_processes.is_distributed
     model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
@@ -106,19 +107,21 @@ def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[No
         trainer._mt_overrides = trainer._mt_overrides.without(LOSS_WITHOUT_LOGITS)
     defers = model_computes_loss and not trainer._mt_overrides.compute_loss
     few_kernels = device.type == "mps" and not args.torch_compile
+    padding = plan_padding(trainer, device)
     with (
         noisy_embeddings(model, trainer.neftune_noise_alpha),
+        encoders_unpadded(padding.encoders if padding.applies else []),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),
         vector_weights_as_matrices(model, device.type == "mps"),
-        attention_chunked(shortest_chunked(args, device), model),
+        attention_chunked(shortest_chunked(args, device), model, without_padding=padding.applies),
         told_of_large_products(model, device, apple_chip(), split=head),
         logits_deferred(head, device, apple_chip(), defers),
         trainer._mt_precision.applied_to(model),
     ):
-        yield
+        yield padding
 
 
 def skips_unread_tokens(args: TrainingArguments) -> bool:

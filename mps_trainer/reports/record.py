@@ -49,8 +49,8 @@ class Session:
 class Event:
     """Something that happened at a step.
 
-    Its kind is begin, restart, resume, checkpoint, evaluation, off, waiting, warning, slow, steady, fault, stop or
-    end.
+    Its kind is begin, restart, resume, checkpoint, evaluation, off, padding, waiting, warning, slow, steady, fault,
+    stop or end.
     """
 
     kind: str

@@ -27,6 +27,7 @@ OURS_ONLY = {
     "devices": "the choice of the device",
     "chunked_cross_entropy": "the loss of language models without their logits",
     "chunked_attention": "attention without the scores of all pairs of tokens",
+    "padding_free": "transformers computes padding",
     "skip_unread_tokens": "transformers computes the last layer for all tokens, with dropout for each of them",
     "num_length_buckets": "for bucket_by_length, a strategy of our own",
     "stop_on_nan": "a run that goes wrong can be told to end before the weights do",

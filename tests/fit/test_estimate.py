@@ -51,6 +51,13 @@ def sentence():
     return {**text(), "attention_mask": torch.ones(LENGTH, dtype=torch.long), "labels": torch.tensor(1)}
 
 
+def padded(row):
+    """Returns a row of which two thirds are padding."""
+    seen = torch.arange(LENGTH) < LENGTH // 3
+    labels = row["labels"] if row["labels"].dim() == 0 else torch.where(seen, row["labels"], -100)
+    return {**row, "attention_mask": seen.long(), "labels": labels}
+
+
 def image():
     return {"pixel_values": torch.rand(3, 64, 64), "labels": torch.tensor(1)}
 
@@ -69,6 +76,9 @@ CASES = {
     "BERT, bf16": (bert, sentence, {"bf16": True}),
     "BERT, fp16": (bert, sentence, {"fp16": True}),
     "BERT, attention in chunks": (bert, sentence, {"chunked_attention": True}),
+    "Llama, padded": (llama, lambda: padded(text()), {}),
+    "BERT, padded": (bert, lambda: padded(sentence()), {}),
+    "BERT, padded, attention in chunks": (bert, lambda: padded(sentence()), {"chunked_attention": True}),
     "T5": (t5, lambda: {**sentence(), "labels": text(LENGTH // 2)["labels"]}, {}),
     "ViT": (vit, image, {}),
 }
@@ -85,6 +95,16 @@ def test_the_peak_is_that_of_a_run_on_the_simulated_device(case, mps, make_args)
     mps.reset()
     trainer.train()
     assert found == pytest.approx(mps.report().bytes_peak - before, rel=0.02)
+
+
+@pytest.mark.parametrize("make_model", [llama, bert])
+def test_padding_that_is_left_out_needs_no_memory(make_model, make_args):
+    row = padded(text() if make_model is llama else sentence())
+    peaks = [
+        peak_of(Trainer(make_model(), make_args(padding_free=choice), train_dataset=[row] * 8))
+        for choice in (None, False)
+    ]
+    assert peaks[0] < 0.9 * peaks[1]
 
 
 def test_the_trainer_stays_as_it_is(make_trainer):

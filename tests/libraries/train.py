@@ -104,6 +104,10 @@ def sft(**settings: Any) -> Any:
     return SFTTrainer(model or llama(), args, processing_class=tokenizer(), peft_config=peft, **data)
 
 
+def sft_padding_free() -> Any:
+    return sft(padding_free=True, max_length=None)
+
+
 def sft_lora() -> Any:
     from peft import LoraConfig
 
@@ -155,7 +159,8 @@ def bi_encoder() -> Any:
     from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    model = SentenceTransformer(folder_of_bert(), device=DEVICES[KIND])
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # without dropout, padding is left out
+    model = SentenceTransformer(folder_of_bert(**rates), device=DEVICES[KIND])
     loss = MultipleNegativesRankingLoss(model)
     data = of_data(lambda: {"anchor": text(), "positive": text()})
     return SentenceTransformerTrainer(model, Arguments(**RUN), loss=loss, **data)
@@ -199,6 +204,7 @@ def setfit() -> Any:
 
 TRAINERS = {
     "sft": sft,
+    "sft_padding_free": sft_padding_free,
     "sft_lora": sft_lora,
     "sft_4bit": sft_4bit,
     "dpo": lambda: of_trl("DPO", preferences, max_length=32),
@@ -224,6 +230,14 @@ def train(name: str) -> dict[str, Any]:
     """Trains in the current folder and returns what was logged and written."""
     trainer = made(name)
     inner = getattr(trainer, "st_trainer", trainer)
+    left_out: list[Any] = []
+
+    class Watch(transformers.TrainerCallback):
+        def on_train_end(self, *given: Any, **more: Any) -> None:
+            run = getattr(inner, "_mt_run", None)
+            left_out.append(None if run is None else run.padding.share_left_out)
+
+    inner.add_callback(Watch())
     trainer.train()
     metrics = trainer.evaluate()
     if inner is trainer:
@@ -240,6 +254,7 @@ def train(name: str) -> dict[str, Any]:
         "is_instance": isinstance(inner, transformers.Trainer),
         "args_are_instance": isinstance(inner.args, transformers.TrainingArguments),
         "device": next(inner.model.parameters()).device.type,
+        "left_out": left_out[0],
         "logs": inner.state.log_history,
         "resumed": resumed,
         "metrics": metrics,

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer.loop.items import ItemCounter, count_items, items_of, predicts_next_token, shifts_labels
+from mps_trainer.loop.items import ItemCounter, count_items, items_of
+from mps_trainer.model.introspection import predicts_next_token, shifts_labels
 from tests.tiny import tiny
 
 LABELLED, ROWS = torch.tensor([[-100, 5, 6], [7, -100, -100]]), torch.zeros(3, 2)

@@ -108,7 +108,7 @@ def test_each_leaves_nothing_behind(patch):
 def test_they_apply_on_mps_where_nothing_is_compiled(device, compiles, make_args):
     model = make()
     rotation, search = modeling_llama.apply_rotary_pos_emb, masking_utils.find_packed_sequence_indices
-    trainer = Trainer(model, make_args())
+    trainer = Trainer(model, make_args(padding_free=False))
     trainer.args.torch_compile = compiles
     with model_patched(trainer, torch.device(device)):
         plain = device == "cpu" or compiles

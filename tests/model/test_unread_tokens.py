@@ -277,7 +277,7 @@ def test_a_run_learns_the_same_weights(make, settings, layers, trained, computed
     def run(**more):
         torch.manual_seed(6)
         data = {"model": make(), "train_dataset": [*rows()], "eval_dataset": [*rows()]}
-        return trained(data, max_steps=3, learning_rate=1e-3, **settings, **more)
+        return trained(data, max_steps=3, learning_rate=1e-3, padding_free=False, **settings, **more)
 
     plain = run()
     assert not computed

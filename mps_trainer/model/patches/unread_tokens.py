@@ -23,8 +23,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...utils.attributes import attributes_replaced
 from ...utils.caches import has_cache
+from ..attention_masks import ChunkedMask
 from ..attention_registries import is_of_transformers
 from ..introspection import base_model
+from .unpadded_encoders import is_replaced as is_unpadded
 
 # Classifiers whose head reads the first token, and the attribute that holds their base model.
 CLASSIFIERS = {
@@ -140,12 +142,15 @@ def _is_replaced(module: nn.Module) -> bool:
 
 def _is_watched(module: nn.Module) -> bool:
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(hooks) or ("forward" in vars(module) and not _is_replaced(module))
+    own = vars(module).get("forward")
+    return any(hooks) or (own is not None and not _is_replaced(module) and not is_unpadded(own))
 
 
 def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Computes the forward pass of the last layer."""
-    is_known_mask = attention_mask is None or (isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4)
+    is_row = isinstance(attention_mask, ChunkedMask) and attention_mask.layout is not None
+    is_tensor = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4
+    is_known_mask = attention_mask is None or is_tensor or is_row
     if kwargs.pop(_FIRST_ONLY, False) and is_known_mask and not has_cache(kwargs):
         compute: Any = functools.partial(_first_token, self, **kwargs)
         if self.gradient_checkpointing and self.training and _CHECKPOINTS_IN_FORWARD:
@@ -157,28 +162,37 @@ def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, 
 def _first_token(
     layer: Any,
     hidden: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: Any = None,
     encoder_hidden_states: Any = None,
     encoder_attention_mask: Any = None,
     cache: Any = None,
     past_key_values: Any = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Returns what a layer of BERT computes for the first token, batch x 1 x width.
+    """Returns what a layer of BERT computes for the first token of each text, batch x 1 x width.
 
     Args:
-        hidden: of all tokens, batch x length x width.
-        attention_mask: batch x 1 x queries x keys; None if all tokens see each other.
+        hidden: of all tokens, batch x length x width, or a row without padding, of 1 x tokens x width. The result is
+            then of 1 x batch x width.
+        attention_mask: batch x 1 x queries x keys, or that of the row; None if all tokens see each other.
     """
-    first = hidden[:, :1]
+    layout = attention_mask.layout if isinstance(attention_mask, ChunkedMask) else None
+    first = hidden[:, :1] if layout is None else hidden.index_select(1, layout.first_tokens)
     attention = layer.attention.self
+    queries, keys, values = attention.query(first), attention.key(hidden), attention.value(hidden)
+    if layout is not None:
+        queries, keys, values = queries.transpose(0, 1), *map(layout.to_padded_unmasked, (keys, values))
     query, key, value = (
-        project(tokens).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)
-        for project, tokens in ((attention.query, first), (attention.key, hidden), (attention.value, hidden))
+        each.unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2) for each in (queries, keys, values)
     )
     attend = _attention_of(layer)
-    mask = None if attention_mask is None else attention_mask[:, :, :1]
+    if layout is not None:
+        mask = attention_mask.for_padded(layer.attention.self.config._attn_implementation == "eager", query.dtype)
+    else:
+        mask = None if attention_mask is None else attention_mask[:, :, :1]
     dropout = attention.dropout.p if attention.training else 0.0
     attended, _ = attend(attention, query, key, value, mask, dropout=dropout, scaling=attention.scaling, **kwargs)
-    result: torch.Tensor = layer.feed_forward_chunk(layer.attention.output(attended.flatten(2), first))
+    attended = attended.flatten(2)
+    attended = attended if layout is None else attended.transpose(0, 1)
+    result: torch.Tensor = layer.feed_forward_chunk(layer.attention.output(attended, first))
     return result

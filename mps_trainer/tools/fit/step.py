@@ -14,14 +14,18 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...data.split import UnsplittableBatchError, examples_in
+from ...data.unpadding import in_one_row, record_layouts
 from ...errors import MisconfigurationException
 from ...loop.run import TrainingRun
 from ...model.introspection import base_model
+from ...model.padding_free import PaddingPlan
 from ...model.preparation import model_patched, prepare_model
 from ...optim import adamw
 from ...utils import blocks
 from ...utils.attributes import attributes_replaced
 from ...utils.nested import map_tensors, tensors_in
+from ...utils.packed_texts import hand_on_texts, texts_of
+from ...utils.text_layout import forget_layouts, layout_of, record_layout
 from ..check.autocast import autocast_of_mps, overridden
 from ..check.stand_in import stand_in_for
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
@@ -93,6 +97,26 @@ class StepCost:
         return sum(self.bytes_by_kind.values())
 
 
+def _unpadded(inputs: Any, padding: PaddingPlan) -> Any:
+    """Returns a batch without padding, if the run leaves it out: it is not tried, because nothing is computed."""
+    if not padding.applies:
+        return inputs
+    if padding.head is not None:
+        return in_one_row(inputs, fills=True) or inputs
+    record_layouts(inputs, fills=True)
+    return inputs
+
+
+def _fake_with_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a fake tensor, with what is recorded with `tensor` about its texts."""
+    made = fake_with_values(tensor)
+    if (layout := layout_of(tensor)) is not None:
+        record_layout(made, layout.with_tensors([fake_with_values(each) for each in layout.tensors]))
+    if (texts := texts_of(tensor)) is not None:
+        hand_on_texts(texts, made)
+    return made
+
+
 def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, accumulates: bool = False) -> StepCost:
     """Returns the peak memory of a training step, and the least that it computes and moves.
 
@@ -111,18 +135,20 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
     prepare, tracker = stand_in._prepare_inputs, MemoryTracker(getattr(head, "out_features", None))
 
     def prepare_counted(inputs: Any) -> Any:
-        inputs = map_tensors(prepare(inputs), fake_with_values)
+        inputs = map_tensors(prepare(inputs), _fake_with_layout)
         tracker.belongs(tensors_in(inputs), ACTIVATIONS)
         return inputs
 
     stand_in._prepare_inputs = prepare_counted  # type: ignore[method-assign]
     with contextlib.ExitStack() as stack:
         prepare_model(stand_in)
-        stack.enter_context(model_patched(stand_in, _MPS))
+        padding = stack.enter_context(model_patched(stand_in, _MPS))
         changes = [(blocks, "slices", tracker.first_and_last), (adamw, "JOINED_ON_CPU", math.inf)]  # joined as on mps
         stack.enter_context(attributes_replaced(changes))
         run = TrainingRun(stand_in)
         divisors = run.loss.divisors([batch.inputs])
+        inputs = _unpadded(batch.inputs, padding)
+        stack.callback(forget_layouts, inputs)
         stack.enter_context(fake_mode())
         for value in vars(stand_in).values():
             if isinstance(value, nn.Module):  # the model, or another one such as a reference model
@@ -143,7 +169,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         tracker.forget_peak()
         tracker.operations = 0.0
         tracker.kind = ACTIVATIONS
-        run.accumulate_batches([batch.inputs], batch.num_items, divisors)
+        run.accumulate_batches([inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
         run.step_optimizer()
         moved = count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))

@@ -1,0 +1,223 @@
+"""Decides whether a run leaves padding out, and compares both ways of computing a batch before it does.
+
+Decisions are made from the model and the arguments, once for a run. They exclude whatever is known not to fit. What is
+left is tried: the hidden states of the first batch are computed with padding and without, and have to agree up to
+rounding. transformers packs rows for many models that run on across texts, and says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from transformers import PreTrainedModel
+
+from ..distributed.sharded import is_sharded
+from ..overrides import Overrides
+from ..training_args import TrainingArguments
+from .attention_patching import KINDS
+from .introspection import base_model, loss_is_of_next_token, predicts_next_token, spans_devices
+from .patches.unpadded_encoders import UnpaddedEncoder, encoders_in
+
+# The relative error that rounding may cause in a token's last hidden state, by the format of the weights. Models
+# compute parts in float32 whatever the format is. The largest that 78 families of causal language models showed in
+# float32 was 1e-6. A model that runs on across texts differs by a share of its hidden states.
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+# Settings of models that draw random numbers without a layer for it: dropout in attention, noise in routers.
+_DRAWING = (
+    *("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "layerdrop", "router_jitter_noise"),
+    "input_jitter_noise",
+)
+_KNOWN_HOOKS = ("mps_trainer.", "transformers.", "peft.", "torch.nn.parallel.", "accelerate.hooks")
+_POOLING = ("sentence_transformers.", "setfit.")  # libraries whose losses get poolings, which leave padding out
+_TAKES_ROWS = "trl.trainer.sft_trainer"
+_PROMPTS = "is_prompt_learning"  # PEFT's name for adapters that put tokens of their own before the text
+
+
+@dataclass
+class PaddingPlan:
+    """Tells how a run leaves padding out.
+
+    Attributes:
+        encoders: the encoders whose layers compute without padding; none for a decoder.
+        head: the head of a causal language model, whose batches become one row; None for encoders. Rows that a user's
+            collator packs are tried in any case.
+        loss_of_others: True if an override computes the loss, which may read all outputs of the model.
+        reason: why the run keeps padding, as a clause; "" if it does not.
+    """
+
+    encoders: list[UnpaddedEncoder] = field(default_factory=list)
+    head: nn.Module | None = None
+    loss_of_others: bool = False
+    reason: str = ""
+
+    @property
+    def applies(self) -> bool:
+        return not self.reason
+
+
+class PlannedTrainer(Protocol):
+    """Names what the plan reads of a Trainer."""
+
+    args: TrainingArguments
+    model: Any
+    compute_loss_func: Any
+    label_smoother: Any
+    neftune_noise_alpha: float | None
+    _mt_overrides: Overrides
+
+
+def plan_padding(trainer: PlannedTrainer, device: torch.device) -> PaddingPlan:
+    """Returns the plan for a run of a Trainer on `device`."""
+    model, args, overrides = trainer.model, trainer.args, trainer._mt_overrides
+    choice = padding_choice(args)
+    if choice is False:
+        return PaddingPlan(reason="padding_free=False")
+    if args.torch_compile:
+        return PaddingPlan(reason="the model is compiled")
+    is_spread = any(is_sharded(each) or isinstance(each, nn.DataParallel) for each in model.modules())
+    if args.fsdp or is_spread or spans_devices(model):
+        return PaddingPlan(reason="the model is spread over several devices")
+    if any(getattr(config, _PROMPTS, False) for config in (getattr(model, "peft_config", None) or {}).values()):
+        return PaddingPlan(reason="the adapter puts tokens of its own before each text")
+    inner = base_model(model)
+    encoders = encoders_in(inner)
+    find_reason = _why_not_with_encoders if encoders else _why_not_in_one_row
+    if (reason := _why_not_inside(inner) or find_reason(inner, trainer)) is not None:
+        return PaddingPlan(reason=reason)
+    draws = choice is None and device.type != "mps" and has_dropout(model)
+    reason = f"on {device.type}, a model with dropout draws the numbers of transformers' Trainer" if draws else ""
+    if encoders:
+        return PaddingPlan(encoders, loss_of_others=overrides.compute_loss, reason=reason)
+    return PaddingPlan(head=inner.get_output_embeddings(), reason=reason)
+
+
+def padding_choice(args: TrainingArguments) -> bool | None:
+    """Returns `padding_free`; None for the default of a subclass, such as TRL's, whose own field has this name."""
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    return None if args.padding_free == defaults["padding_free"] else args.padding_free
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Returns True if a model draws random numbers in training: in its layers, or by its settings."""
+    modules = list(model.modules())
+    configs = {id(config): config for module in modules if (config := getattr(module, "config", None)) is not None}
+    shares = [getattr(config, name, None) for config in configs.values() for name in _DRAWING]
+    shares += [module.p for module in modules if isinstance(module, nn.modules.dropout._DropoutNd)]
+    return any(isinstance(share, (int, float)) and share > 0 for share in shares)
+
+
+def _why_not_inside(model: nn.Module) -> str | None:
+    """Returns why no model in `model` can compute without padding, as a clause; None if one may."""
+    networks = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
+    if not networks:
+        return "the model is not one of transformers"
+    kinds = {each.config._attn_implementation for each in networks}
+    if not kinds <= set(KINDS):
+        return f"its attention is {next(iter(kinds - set(KINDS)))}"
+    hooks = [*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()]
+    for module in model.modules():
+        hooks += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    if any(not _home_of(hook).startswith(_KNOWN_HOOKS) for hook in hooks):
+        return "a forward hook may read the padded batch"
+    return None
+
+
+def _home_of(hook: Any) -> str:
+    hook = hook.func if isinstance(hook, functools.partial) else hook
+    return getattr(hook, "__module__", None) or type(hook).__module__
+
+
+def _why_not_with_encoders(model: Any, trainer: PlannedTrainer) -> str | None:
+    """Returns why the encoders in a model cannot compute without padding, as a clause; None if they may."""
+    if type(model).__name__.endswith("ForQuestionAnswering"):
+        return "its loss reads the padding"
+    if not trainer._mt_overrides.compute_loss:
+        return None
+    kind: Any = type(trainer)
+    home = getattr(kind.compute_loss, "__module__", "")
+    is_head = type(model).__module__.startswith("transformers.models.") and "For" in type(model).__name__
+    return None if is_head or home.startswith(_POOLING) else "an overridden compute_loss may read the padding"
+
+
+def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
+    """Returns why the batches of a decoder cannot become one row, as a clause; None if they may."""
+    overrides = trainer._mt_overrides
+    computes_own_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
+    if not isinstance(model, PreTrainedModel) or not (predicts_next_token(model) and loss_is_of_next_token(model)):
+        return "the model is neither an encoder that is known nor a causal language model of transformers"
+    if getattr(model.config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
+        return "the model is no decoder with a head"
+    is_overridden = overrides.compute_losses_or_items or overrides.see_training_batches
+    if not computes_own_loss or (is_overridden and not _overrides_take_rows(trainer)):
+        return "other code than the model's computes the loss, or sees the batch"
+    if trainer.neftune_noise_alpha is not None:
+        return "noise is added to the embeddings by the length of a row"
+    if getattr(model.config, "output_router_logits", False):
+        return "the loss of its routers counts padding"
+    return None
+
+
+def _overrides_take_rows(trainer: PlannedTrainer) -> bool:
+    """Returns True if all methods that see a batch are those of TRL's SFTTrainer, which packs texts in rows itself."""
+    overrides = trainer._mt_overrides
+    if overrides.get_batch_samples or overrides.move_batches:
+        return False
+    seeing = [name for name in ("compute_loss", "training_step") if getattr(overrides, name)]
+    return all(getattr(getattr(trainer, name), "__module__", "") == _TAKES_ROWS for name in seeing)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, all modules are in evaluation mode and nothing is kept for a backward pass."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def hidden_states_of(model: nn.Module, head: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    """Returns what a model gives its head. The logits, which need the most memory, are not computed."""
+
+    class HeadReached(Exception):
+        pass
+
+    found: list[torch.Tensor] = []
+
+    def stop(module: nn.Module, given: Any) -> None:
+        found.append(given[0])
+        raise HeadReached
+
+    hook = head.register_forward_pre_hook(stop)
+    try:
+        model(**inputs)
+    except HeadReached:
+        pass
+    finally:
+        hook.remove()
+    return found[0]
+
+
+def agree(first: torch.Tensor, second: torch.Tensor, tolerance: float) -> bool:
+    """Returns True if the vectors in the last dimension of two tensors are equal up to a relative error."""
+    kind = torch.float32 if first.device.type == "mps" else torch.float64  # which mps does not have
+    first, second = first.to(kind), second.to(kind)
+    error = (first - second).norm(dim=-1) / second.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    return bool((error <= tolerance).all())  # not if one is NaN
+
+
+def tolerance_for(model: nn.Module) -> float:
+    """Returns the relative error that rounding may cause, by the coarsest number format of a model's parameters."""
+    return max((_TOLERANCE.get(each.dtype, 0.0) for each in model.parameters()), default=0.0)
