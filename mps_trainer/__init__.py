@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .data.padding import PadToBucket
     from .devices import Decision, DeviceRequest, MachineFacts, MPSAccelerator, gather_facts, resolve
     from .errors import DeviceUnavailableError, MisconfigurationException, NonFiniteLossError
+    from .model.mlx_loading import load_mlx_model
     from .trainer import Trainer
     from .trainer_seq2seq import Seq2SeqTrainer
     from .training_args import TrainingArguments
@@ -50,6 +51,7 @@ _EXPORTS = {
     "Trainer": ".trainer",
     "TrainingArguments": ".training_args",
     "gather_facts": ".devices",
+    "load_mlx_model": ".model.mlx_loading",
     "resolve": ".devices",
 }
 
@@ -71,6 +73,7 @@ __all__ = [
     "TrainingArguments",
     "__version__",
     "gather_facts",
+    "load_mlx_model",
     "resolve",
 ]
 

@@ -1,0 +1,166 @@
+"""Frozen layers whose weights are in MLX's quantized format.
+
+MLX quantizes groups of numbers of a row: w = scale * q + bias, with q of 2 to 8 bits. It packs the values of q into
+32-bit words, lowest bits first, which are kept here as bytes. A layer dequantizes its weight in each pass and keeps
+nothing for the backward pass but its input's shape, so a step needs the memory of one layer's weight in 16 bits.
+
+The format is read from mlx 0.32.4 (`mx.quantize`). torch's product of 4-bit weights, `_weight_int4pack_mm`, takes
+scales and zero points in bfloat16 alone, where MLX's bias would lose up to 0.4 %, and its weights are laid out anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUPS = (32, 64, 128)
+_BYTES = {3: 3, 5: 5, 6: 3}  # values of these bits cross the borders of bytes, and begin anew after so many
+
+
+def packed_bytes(columns: int, bits: int) -> int:
+    """Returns the bytes of a row of `columns` values."""
+    return columns * bits // 8
+
+
+def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Returns the values in rows of bytes, as whole numbers of rows x columns."""
+    if bits == 8:
+        return packed
+    if bits in _BYTES:
+        count = _BYTES[bits]
+        parts = packed.unflatten(-1, (-1, count)).long()
+        word = sum(parts[..., i] << (8 * i) for i in range(1, count)) + parts[..., 0]
+        shifts = torch.arange(0, 8 * count, bits, device=packed.device)
+        return ((word.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+    shifts = _shifts(bits, packed.device)
+    return ((packed.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+
+
+_made: dict[Any, torch.Tensor] = {}  # shifts within a byte, by bits and device: making them is a copy to the device
+
+
+def _shifts(bits: int, device: torch.device) -> torch.Tensor:
+    key = bits, device
+    if key not in _made or type(_made[key]) is not torch.Tensor:
+        _made[key] = torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
+    return _made[key]
+
+
+def dequantize(packed: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int) -> torch.Tensor:
+    """Returns scale * q + bias for rows of packed values, in the number format of the scales.
+
+    Args:
+        packed: bytes, ... x bytes of a row.
+        scales, biases: ... x groups.
+    """
+    values = unpack(packed, bits).unflatten(-1, (scales.shape[-1], -1)).to(scales.dtype)
+    return torch.addcmul(biases.unsqueeze(-1), values, scales.unsqueeze(-1)).flatten(-2)
+
+
+class _Quantized:
+    """Holds packed values, scales and biases of a layer as its `weight` and two buffers."""
+
+    weight: Any
+    scales: torch.Tensor
+    biases: torch.Tensor
+    bits: int
+    group_size: int
+
+    def _hold(self: Any, packed: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int) -> None:
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("scales", scales)
+        self.register_buffer("biases", biases)
+        self.bits = bits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Returns the number format that the layer computes in."""
+        return self.scales.dtype
+
+    def dequantized(self, packed: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns the weight of the layer, or that in `packed`, as numbers of rows x columns."""
+        return dequantize(self.weight if packed is None else packed, self.scales, self.biases, self.bits)
+
+
+class MLXLinear(_Quantized, nn.Linear):
+    """A linear layer on MLX's quantized weights, which are frozen.
+
+    It is an `nn.Linear` so that PEFT finds it: adapters compute beside it. `weight` has bytes, so merging an adapter
+    into it raises torch's error.
+
+    Args:
+        packed: bytes, out x bytes of a row.
+        scales, biases: out x groups.
+        bits: of a value.
+        bias: that of the layer, or None.
+    """
+
+    def __init__(
+        self,
+        packed: torch.Tensor,
+        scales: torch.Tensor,
+        biases: torch.Tensor,
+        bits: int,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = len(packed), packed.shape[1] * 8 // bits
+        self._hold(packed, scales, biases, bits)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Product.apply(input, self)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, bits={self.bits}, group_size={self.in_features // self.scales.shape[1]}"
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, layer: MLXLinear) -> torch.Tensor:
+        ctx.layer, ctx.dtype = layer, input.dtype
+        return nn.functional.linear(input, layer.dequantized(), layer.bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        weight = ctx.layer.dequantized()
+        if weight.dtype is not grad.dtype:  # under autocast
+            weight = weight.to(grad.dtype)
+        return torch.matmul(grad, weight).to(ctx.dtype), None
+
+
+class MLXEmbedding(_Quantized, nn.Embedding):
+    """An embedding on MLX's quantized weights, which are frozen.
+
+    Args:
+        packed, scales, biases, bits: as those of `MLXLinear`, with a row for each word.
+        padding_idx: that of the embedding.
+        factor: what the vectors are multiplied by, as in Gemma.
+    """
+
+    def __init__(
+        self,
+        packed: torch.Tensor,
+        scales: torch.Tensor,
+        biases: torch.Tensor,
+        bits: int,
+        padding_idx: int | None = None,
+        factor: float | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = len(packed), packed.shape[1] * 8 // bits
+        self.padding_idx, self.factor = padding_idx, factor
+        self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
+        self._hold(packed, scales, biases, bits)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        found = dequantize(self.weight[input], self.scales[input], self.biases[input], self.bits)
+        # rounded to the number format first, as Gemma's own layer does
+        return found if self.factor is None else found * torch.tensor(self.factor, dtype=found.dtype).item()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, bits={self.bits}"
