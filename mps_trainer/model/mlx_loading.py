@@ -75,7 +75,8 @@ def _fill(model: Any, tensors: _Tensors, settings: _Quantization, dtype: torch.d
         if f"{name}.scales" in tensors:
             parent, _, child = name.rpartition(".")
             setattr(modules[parent], child, _quantized(name, module, tensors, settings, dtype, device))
-    if model.config.get_text_config().tie_word_embeddings:
+    is_tied = model.config.get_text_config().tie_word_embeddings
+    if is_tied:
         _tie(model)
     for name, parameter in list(model.named_parameters()):
         if not parameter.is_meta:
@@ -83,6 +84,8 @@ def _fill(model: Any, tensors: _Tensors, settings: _Quantization, dtype: torch.d
         value = tensors.take(name, tuple(parameter.shape)).to(device=device, dtype=dtype)
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
+    if is_tied:
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
     tensors.check_all_taken()
     for module in model.modules():
         own = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]

@@ -30,6 +30,7 @@ from ...devices.large_products import INNER, product
 from ...training_args import TrainingArguments
 from ...utils.attributes import attributes_replaced
 from ..introspection import base_model
+from ..mlx_layers import MLXLinear
 
 # Bytes of float32 logits that exist at a time. Of the plain loss's processor time, for 512 rows of 512 numbers and
 # 65,536 words, 32 MiB take 1.10 and 64 MiB 1.01; with a frozen head 1.25 and 1.04.
@@ -49,7 +50,7 @@ def deferring_head(model: nn.Module, args: TrainingArguments, is_distributed: bo
         head = base_model(model).get_output_embeddings()
     except (AttributeError, NotImplementedError):
         return None
-    return head if type(head) is nn.Linear and "forward" not in vars(head) else None
+    return head if type(head) in (nn.Linear, MLXLinear) and "forward" not in vars(head) else None
 
 
 def has_large_logits(head: nn.Linear) -> bool:
@@ -77,10 +78,10 @@ def logits_deferred(head: nn.Linear | None, device: torch.device, chip: str | No
         size, kind = 4 * input.shape[:-1].numel() * self.out_features, input.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         is_plain = torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled())
-        fits = autocast is not None or input.dtype is self.weight.dtype  # if not, torch explains the mistake
+        layer = Head.of(self, INNER - 1 if splits else None, autocast)
+        fits = autocast is not None or input.dtype is layer.dtype  # if not, torch explains the mistake
         if is_plain or self not in active or not fits or size == 0 or not (splits or size > CHUNK):
-            return nn.Linear.forward(self, input)
-        layer = Head(self.weight, self.bias, INNER - 1 if splits else None, autocast)
+            return type(self).forward(self, input)
         if not defers:
             return layer.logits(input)
         meta = torch.empty(*input.shape[:-1], self.out_features, dtype=layer.dtype, device="meta")
@@ -101,21 +102,33 @@ class Head(NamedTuple):
         bias: one number for each word.
         most_words: words that one product may sum over. Default: all.
         autocast: the number format of autocast. Default: that of the weight.
+        quantized: the layer that dequantizes `weight`. Default: it is not quantized.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     most_words: int | None = None
     autocast: torch.dtype | None = None
+    quantized: MLXLinear | None = None
+
+    @classmethod
+    def of(cls, layer: Any, most_words: int | None, autocast: torch.dtype | None) -> Head:
+        quantized = layer if isinstance(layer, MLXLinear) else None
+        return cls(layer.weight, layer.bias, most_words, autocast, quantized)
 
     @property
     def dtype(self) -> torch.dtype:
         """Returns the number format of the logits."""
-        return self.autocast or self.weight.dtype
+        return self.autocast or (self.weight.dtype if self.quantized is None else self.quantized.dtype)
 
     def operands(self, hidden: torch.Tensor) -> list[Any]:
         """Returns input, weight and bias in one number format."""
-        return [None if one is None else one.to(self.dtype) for one in (hidden, self.weight, self.bias)]
+        weight = self.numbers(self.weight)
+        return [None if one is None else one.to(self.dtype) for one in (hidden, weight, self.bias)]
+
+    def numbers(self, weight: torch.Tensor) -> torch.Tensor:
+        """Returns the numbers of a weight, which may be quantized."""
+        return weight if self.quantized is None else self.quantized.dequantized(weight)
 
     def logits(self, hidden: torch.Tensor, make: Callable[[], torch.Tensor] | None = None) -> torch.Tensor:
         """Returns the logits of `hidden`, or the stand-in for them that `make` makes, with the layer's gradients."""
@@ -129,7 +142,7 @@ class _Linear(torch.autograd.Function):
         learns_hidden, learns_weight, *_ = ctx.needs_input_grad
         # A layer saves what it needs, so that a frozen one allows later changes of its input.
         ctx.save_for_backward(hidden if learns_weight else None, weight if learns_hidden else None)
-        ctx.most_words, ctx.dtype = head.most_words, head.dtype
+        ctx.most_words, ctx.dtype, ctx.numbers = head.most_words, head.dtype, head.numbers
         return make() if make is not None else nn.functional.linear(*head.operands(hidden))
 
     @staticmethod
@@ -140,7 +153,7 @@ class _Linear(torch.autograd.Function):
         grad, of_hidden, of_weight = grad.to(ctx.dtype), None, None
         rows = grad.reshape(-1, grad.shape[-1])
         if needed[0]:
-            of_hidden = product(rows, weight.to(ctx.dtype), ctx.most_words).view(*grad.shape[:-1], -1)
+            of_hidden = product(rows, ctx.numbers(weight).to(ctx.dtype), ctx.most_words).view(*grad.shape[:-1], -1)
         if needed[1]:
             inputs = hidden.reshape(-1, hidden.shape[-1]).to(ctx.dtype)
             of_weight = product(rows.T, inputs, ctx.most_words)
