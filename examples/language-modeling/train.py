@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
 
-from mps_trainer import MisconfigurationException
+from mps_trainer import MisconfigurationException, load_mlx_model
+from mps_trainer.model.mlx_loading import is_mlx_model
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors, one_line_import_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.loading import errors_about_model
@@ -22,7 +23,7 @@ with one_line_import_errors("train.py"):
 
 @dataclass
 class Arguments:
-    model_name_or_path: str = "Qwen/Qwen3-0.6B"  # on the hub, or a folder
+    model_name_or_path: str = "Qwen/Qwen3-0.6B"  # on the hub, or a folder; also MLX's, as mlx-community/Qwen3-4B-4bit
     dataset_name: str = "trl-lib/Capybara"  # on the hub, a folder, or a file: rows with `messages`, or with `text`
     lora_r: int = 16  # the rank of the adapters: small matrices that learn in place of the weights
     load_in_4bit: bool = False  # the frozen weights; needs bitsandbytes
@@ -45,12 +46,22 @@ def main() -> None:
             f"{', '.join(train.column_names)}. Name the one with texts: --dataset_text_field NAME."
         )
     dtype = torch.bfloat16 if args.bf16 else torch.float32
+    is_mlx = is_mlx_model(script.model_name_or_path)
+    if is_mlx and (script.load_in_4bit or script.merge):
+        raise MisconfigurationException(
+            f"{script.model_name_or_path} is in MLX's format, whose weights are quantized already and stay so: leave "
+            "out --load_in_4bit and --merge. `mps-trainer export` writes the adapters for mlx-lm, and `mlx_lm.fuse` "
+            "merges them."
+        )
     bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     with errors_about_model(script.model_name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(script.model_name_or_path)
-        model = AutoModelForCausalLM.from_pretrained(
-            script.model_name_or_path, dtype=dtype, quantization_config=bits if script.load_in_4bit else None
-        )
+        if is_mlx:
+            model = load_mlx_model(script.model_name_or_path, dtype=dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(
+                script.model_name_or_path, dtype=dtype, quantization_config=bits if script.load_in_4bit else None
+            )
     set_seed(args.seed)  # the adapters begin with random weights
     lora = LoraConfig(r=script.lora_r, lora_alpha=2 * script.lora_r, target_modules="all-linear")
     trainer = SFTTrainer(model, args, None, train, held, processing_class=tokenizer, peft_config=lora)

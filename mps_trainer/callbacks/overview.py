@@ -11,6 +11,7 @@ from ..data.plan import StepPlan
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
 from ..model.attention_patching import describe_attention
+from ..model.quantized import describe_quantized
 from ..utils.text import choice_text, counted, format_bytes
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
         lambda: _batch(args, state),
         lambda: expected_checkpoints(args, state, model),
         lambda: buckets_of(loader),
+        lambda: describe_quantized(model, args.device),
         lambda: describe_attention(model, args),
         lambda: "padding left out of batches that have some" if getattr(state, "leaves_out_padding", False) else None,
         lambda: (

@@ -68,7 +68,30 @@ def load_mlx_model(
     return model.eval()
 
 
-def _fill(model: Any, tensors: _Tensors, settings: _Quantization, dtype: torch.dtype, device: Any) -> None:
+def is_mlx_model(name_or_folder: str | os.PathLike, **hub: Any) -> bool:
+    """Returns True for a model in MLX's quantized format, by its config.json.
+
+    Args:
+        name_or_folder: a folder, or a name on the hub, from which the file is loaded.
+        hub: see `load_mlx_model`.
+    """
+    from transformers.utils import cached_file
+
+    path = Path(name_or_folder, "config.json")
+    if not path.parent.is_dir():
+        try:
+            found = cached_file(str(name_or_folder), "config.json", **hub)
+        except (OSError, ValueError):  # whoever loads the model says why
+            return False
+        path = Path(found or "")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and isinstance(config.get(_QUANTIZATION), dict)
+
+
+def _fill(model: Any, tensors: _Tensors, settings: _Settings, dtype: torch.dtype, device: Any) -> None:
     """Puts the tensors into a model on the meta device."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
@@ -96,7 +119,7 @@ def _fill(model: Any, tensors: _Tensors, settings: _Quantization, dtype: torch.d
 
 
 def _quantized(
-    name: str, module: nn.Module, tensors: _Tensors, settings: _Quantization, dtype: torch.dtype, device: Any
+    name: str, module: nn.Module, tensors: _Tensors, settings: _Settings, dtype: torch.dtype, device: Any
 ) -> nn.Module:
     """Returns the quantized layer in place of a module."""
     bits, group_size = settings.of(name)
@@ -134,7 +157,7 @@ def _tie(model: Any) -> None:
     model.set_output_embeddings(tied)
 
 
-class _Quantization:
+class _Settings:
     """Knows bits and group size of each layer, from `quantization` in config.json."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -160,7 +183,7 @@ class _Quantization:
         return settings["bits"], settings["group_size"]
 
 
-def _settings_of(folder: Path) -> _Quantization:
+def _settings_of(folder: Path) -> _Settings:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -173,7 +196,7 @@ def _settings_of(folder: Path) -> _Quantization:
             'its config.json has no "quantization", so it is not in MLX\'s quantized format. Load it with '
             "transformers' from_pretrained, or quantize it with mlx_lm.convert -q",
         )
-    return _Quantization(folder, settings)
+    return _Settings(folder, settings)
 
 
 def _folder_of(name_or_folder: str | os.PathLike, hub: Mapping[str, Any]) -> Path:

@@ -6,6 +6,7 @@ been imported already.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..devices.facts import macos, parse_version
 from ..errors import MisconfigurationException
 from .introspection import is_offloaded
+from .mlx_layers import MLXLinear
 
 
 def move(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
@@ -66,6 +69,28 @@ def keep_trainable(model: nn.Module) -> None:
         layer.support_avx512bf16_for_cpu = False
     if next(_layers(model, "Linear8bitLt"), None) is not None:
         logging.getLogger("bitsandbytes.autograd._functions").addFilter(_first_of_casts)
+
+
+def describe_quantized(model: Any, device: torch.device) -> str | None:
+    """Returns a clause about the quantized layers of a model, and how they compute; None if it has none."""
+    bits = sorted({each.bits for each in model.modules() if isinstance(each, MLXLinear)})
+    if bits:
+        return f"frozen weights in MLX's format, {' and '.join(map(str, bits))} bits: dequantized in each pass"
+    kind = next(
+        (kind for kind in ("Linear4bit", "Linear8bitLt") if next(_layers(model, kind), None) is not None), None
+    )
+    if kind is None:
+        return None
+    is_slow = device.type == "mps" and not _has_metal_kernels(macos(), torch.__version__)
+    how = "without its Metal kernels, which is slow" if is_slow else ""
+    return f"frozen weights in {4 if kind == 'Linear4bit' else 8} bits by bitsandbytes{', ' if how else ''}{how}"
+
+
+def _has_metal_kernels(macos: tuple[int, ...] | None, torch_version: str) -> bool:
+    """Returns True if bitsandbytes finds its Metal kernels, which exist for torch 2.10 to 2.12 and macOS 26."""
+    if macos is None or macos < (26,) or not (2, 10) <= parse_version(torch_version) < (2, 13):
+        return False
+    return importlib.util.find_spec("kernels") is not None
 
 
 def _layers(model: nn.Module, kind: str) -> Iterator[Any]:

@@ -9,8 +9,10 @@ from torch import nn
 
 import mps_trainer
 from mps_trainer import MisconfigurationException, Trainer, load_mlx_model
+from mps_trainer.callbacks.overview import first_lines
 from mps_trainer.fit import estimate
 from mps_trainer.model.mlx_layers import MLXEmbedding, MLXLinear
+from mps_trainer.model.mlx_loading import is_mlx_model
 from mps_trainer.model.patches import deferred_logits
 from tests.conftest import assert_same_weights, refusal, weights
 from tests.mlx_format import save_quantized
@@ -304,3 +306,20 @@ def test_weights_stay_as_they_were(saved, make_args):
     before = {name: each for name, each in weights(model).items() if "lora_" not in name}
     Trainer(model, make_args(max_steps=2), train_dataset=examples()).train()
     assert_same_weights(before, {name: each for name, each in weights(model).items() if "lora_" not in name})
+
+
+def test_first_lines_name_format(saved, make_args):
+    folder, _ = saved(layers={"model__layers__0__mlp__down_proj": {"bits": 8, "group_size": 64}})
+    model, args = adapted(folder), make_args(max_steps=1)
+    trainer = Trainer(model, args, train_dataset=examples())
+    trainer.train()
+    line = "  frozen weights in MLX's format, 4 and 8 bits: dequantized in each pass"
+    assert line in first_lines(args, trainer.state, model, None)
+
+
+def test_format_is_found(saved, tmp_path):
+    folder, _ = saved()
+    assert is_mlx_model(folder)
+    made().save_pretrained(tmp_path / "plain")
+    assert not is_mlx_model(tmp_path / "plain")
+    assert not is_mlx_model("no/such-model", local_files_only=True)
