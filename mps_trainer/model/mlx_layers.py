@@ -61,16 +61,16 @@ def dequantize(packed: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor,
 
 
 class _Quantized:
-    """Holds packed values, scales and biases of a layer as its `weight` and two buffers."""
+    """Holds packed values, scales and biases of a layer as a parameter and two buffers."""
 
-    weight: Any
     scales: torch.Tensor
     biases: torch.Tensor
     bits: int
-    group_size: int
+    _name = "weight"
 
     def _hold(self: Any, packed: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int) -> None:
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        parameter = packed if isinstance(packed, nn.Parameter) else nn.Parameter(packed, requires_grad=False)
+        self.register_parameter(self._name, parameter)
         self.register_buffer("scales", scales)
         self.register_buffer("biases", biases)
         self.bits = bits
@@ -80,9 +80,15 @@ class _Quantized:
         """Returns the number format that the layer computes in."""
         return self.scales.dtype
 
+    @property
+    def packed(self: Any) -> torch.Tensor:
+        """Returns the packed values, rows x bytes of a row."""
+        packed: torch.Tensor = self._parameters[self._name]
+        return packed
+
     def dequantized(self, packed: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the weight of the layer, or that in `packed`, as numbers of rows x columns."""
-        return dequantize(self.weight if packed is None else packed, self.scales, self.biases, self.bits)
+        return dequantize(self.packed if packed is None else packed, self.scales, self.biases, self.bits)
 
 
 class MLXLinear(_Quantized, nn.Linear):
@@ -117,6 +123,20 @@ class MLXLinear(_Quantized, nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, bits={self.bits}, group_size={self.in_features // self.scales.shape[1]}"
+
+
+class MLXHead(MLXLinear):
+    """A head on MLX's quantized weights, whose `weight` is dequantized when it is read.
+
+    Losses of libraries, such as TRL's, compute with the weight of the head themselves. Setting the weight raises an
+    error. Its packed values may be those of the embeddings.
+    """
+
+    _name = "packed_weight"
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        return self.dequantized()
 
 
 class _Product(torch.autograd.Function):
@@ -158,7 +178,7 @@ class MLXEmbedding(_Quantized, nn.Embedding):
         self._hold(packed, scales, biases, bits)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        found = dequantize(self.weight[input], self.scales[input], self.biases[input], self.bits)
+        found = dequantize(self.packed[input], self.scales[input], self.biases[input], self.bits)
         # rounded to the number format first, as Gemma's own layer does
         return found if self.factor is None else found * torch.tensor(self.factor, dtype=found.dtype).item()
 

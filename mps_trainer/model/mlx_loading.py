@@ -14,7 +14,7 @@ from torch import nn
 
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..errors import MisconfigurationException
-from .mlx_layers import BITS, GROUPS, MLXEmbedding, MLXLinear, packed_bytes
+from .mlx_layers import BITS, GROUPS, MLXEmbedding, MLXHead, MLXLinear, packed_bytes
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _QUANTIZATION = "quantization"  # MLX's name of its settings in config.json
@@ -93,11 +93,12 @@ def is_mlx_model(name_or_folder: str | os.PathLike, **hub: Any) -> bool:
 
 def _fill(model: Any, tensors: _Tensors, settings: _Settings, dtype: torch.dtype, device: Any) -> None:
     """Puts the tensors into a model on the meta device."""
-    modules = dict(model.named_modules())
+    modules, head = dict(model.named_modules()), model.get_output_embeddings()
     for name, module in modules.items():
         if f"{name}.scales" in tensors:
             parent, _, child = name.rpartition(".")
-            setattr(modules[parent], child, _quantized(name, module, tensors, settings, dtype, device))
+            is_head = module is head
+            setattr(modules[parent], child, _quantized(name, module, is_head, tensors, settings, dtype, device))
     is_tied = model.config.get_text_config().tie_word_embeddings
     if is_tied:
         _tie(model)
@@ -107,7 +108,7 @@ def _fill(model: Any, tensors: _Tensors, settings: _Settings, dtype: torch.dtype
         value = tensors.take(name, tuple(parameter.shape)).to(device=device, dtype=dtype)
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
-    if is_tied:
+    if is_tied and not isinstance(model.get_output_embeddings(), MLXHead):
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
     tensors.check_all_taken()
     for module in model.modules():
@@ -119,7 +120,13 @@ def _fill(model: Any, tensors: _Tensors, settings: _Settings, dtype: torch.dtype
 
 
 def _quantized(
-    name: str, module: nn.Module, tensors: _Tensors, settings: _Settings, dtype: torch.dtype, device: Any
+    name: str,
+    module: nn.Module,
+    is_head: bool,
+    tensors: _Tensors,
+    settings: _Settings,
+    dtype: torch.dtype,
+    device: Any,
 ) -> nn.Module:
     """Returns the quantized layer in place of a module."""
     bits, group_size = settings.of(name)
@@ -143,7 +150,8 @@ def _quantized(
     bias = None
     if module.bias is not None:
         bias = tensors.take(f"{name}.bias", (rows,)).to(device=device, dtype=dtype)
-    return MLXLinear(packed, scales, biases, bits, bias)
+    kind = MLXHead if is_head else MLXLinear
+    return kind(packed, scales, biases, bits, bias)
 
 
 def _tie(model: Any) -> None:
@@ -152,9 +160,8 @@ def _tie(model: Any) -> None:
     if not isinstance(embeddings, MLXEmbedding):
         head.weight = embeddings.weight
         return
-    tied = MLXLinear(embeddings.weight.data, embeddings.scales, embeddings.biases, embeddings.bits)
-    tied.weight = embeddings.weight
-    model.set_output_embeddings(tied)
+    head = MLXHead(embeddings.packed, embeddings.scales, embeddings.biases, embeddings.bits)
+    model.set_output_embeddings(head)
 
 
 class _Settings:

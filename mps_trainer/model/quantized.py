@@ -86,9 +86,9 @@ def describe_quantized(model: Any, device: torch.device) -> str | None:
     return f"frozen weights in {4 if kind == 'Linear4bit' else 8} bits by bitsandbytes{', ' if how else ''}{how}"
 
 
-def _has_metal_kernels(macos: tuple[int, ...] | None, torch_version: str) -> bool:
+def _has_metal_kernels(version: str | None, torch_version: str) -> bool:
     """Returns True if bitsandbytes finds its Metal kernels, which exist for torch 2.10 to 2.12 and macOS 26."""
-    if macos is None or macos < (26,) or not (2, 10) <= parse_version(torch_version) < (2, 13):
+    if version is None or parse_version(version) < (26,) or not (2, 10) <= parse_version(torch_version) < (2, 13):
         return False
     return importlib.util.find_spec("kernels") is not None
 

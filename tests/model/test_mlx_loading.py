@@ -98,11 +98,21 @@ def test_layers_may_differ_and_be_left_plain(saved):
 def test_head_shares_weights_of_embeddings(saved):
     folder, _ = saved(tie_word_embeddings=True)
     model = load_mlx_model(folder, device="cpu")
-    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.packed is model.model.embed_tokens.weight
     assert model.lm_head.scales is model.model.embed_tokens.scales
     folder, _ = saved(tie_word_embeddings=False)
     model = load_mlx_model(folder, device="cpu")
-    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    assert model.lm_head.packed is not model.model.embed_tokens.weight
+
+
+def test_weight_of_head_can_be_read(saved):
+    """TRL's loss does so."""
+    folder, plain = saved()
+    head = load_mlx_model(folder, dtype=torch.float32, device="cpu").lm_head
+    torch.testing.assert_close(head.weight, plain.lm_head.weight.data, atol=1e-6, rtol=1e-5)
+    assert [name for name, _ in head.named_parameters()] == ["packed_weight"]
+    with pytest.raises(AttributeError):
+        head.weight = torch.zeros(1)
 
 
 def test_weights_go_to_device_of_trainer(mps, saved):
