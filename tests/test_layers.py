@@ -12,7 +12,7 @@ from tests import ROOT, run_python
 TRAINER = {"mps_trainer.trainer", "mps_trainer.trainer_seq2seq"}
 # Those with the public names of the tools, and all that look at a Trainer from outside.
 DOORS = ("check", "fit", "simulator", "selftest")
-OUTSIDE = ("tools", *DOORS, "cli", "replace_transformers")
+OUTSIDE = ("tools", *DOORS, "cli", "export", "replace_transformers")
 
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

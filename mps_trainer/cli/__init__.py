@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import sys
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ from ..utils.refusal import FAILED, INTERRUPTED, TRACEBACK, WRONG_INPUT, refuse,
 from ..utils.terminal import let_go
 from ..utils.text import sentence
 from ..version import __version__
-from . import check, config, doctor, env, example, fit, launch, report, run, selftest, simulate
+from . import check, config, doctor, env, example, export, fit, launch, report, run, selftest, simulate
 from .parser import SHELLS, ListOfCommands, OneLineParser, PrintCompletion
 
 NAME = "mps-trainer"
 # Each has add_parser(commands), which returns the parser of the command, and run(arguments).
-COMMANDS = (doctor, selftest, config, launch, run, report, check, fit, simulate, example, env)
+COMMANDS = (doctor, selftest, config, launch, run, report, check, fit, simulate, export, example, env)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,11 +53,15 @@ def _parser() -> argparse.ArgumentParser:
         opening=f"start here: {NAME} doctor",
         usage=f"{NAME} [-h] [--version] COMMAND ...",
         description="Fine-tune models on a Mac.",
-        formatter_class=ListOfCommands,
+        formatter_class=functools.partial(ListOfCommands, max_help_position=28),
     )
     parser.add_argument("--version", action="version", version=f"mps-trainer {__version__}")
     parser.add_argument(
-        "--print-completion", choices=SHELLS, action=PrintCompletion, help="print a script that completes commands"
+        "--print-completion",
+        metavar="SHELL",
+        choices=SHELLS,
+        action=PrintCompletion,
+        help="complete commands in bash or zsh",
     )
     commands = parser.add_subparsers(prog=NAME, dest="command", metavar="COMMAND", required=True)
     parser._positionals.title = "commands"  # a title for add_subparsers would put them below the options

@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "check",
         opening="example: mps-trainer check train.py --output_dir out",
-        help="check a script for Mac compatibility, on any machine",
+        help="check a script for Mac compatibility",
         description="Run a script on the CPU up to train() of this Trainer or transformers', or up to "
         "mps_trainer.check.trace, and trace one training step. Report which operators and number formats would "
         "fail on a Mac, and where the host would wait. Nothing is trained. The exit status is 0 if the step would run "

@@ -15,7 +15,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "run",
         opening="example: mps-trainer run --restarts 3 train.py --output_dir out",
-        help="run an unmodified transformers script on mps_trainer",
+        help="run a transformers script with this Trainer",
         description="Run a script like `python SCRIPT ARGUMENTS`, but with this package's Trainer and "
         "TrainingArguments instead of transformers'. It also works for TRL, sentence-transformers and SetFit. The "
         "script needs no change; `import mps_trainer.replace_transformers` as its first line does the same. The "

@@ -49,6 +49,7 @@ def test_help_of_each_command_needs_nothing():
         ("doctor --facts train.py", "No module named 'msgspec'."),
         ("config --default --config_file new.yaml", "No module named 'yaml'."),
         ("report .", "No module named 'msgspec'."),
+        ("export . --to mlx out", "No module named 'msgspec'."),
         ("run train.py", "No module named 'torch'."),
         ("run --restarts 1 train.py", "No module named 'msgspec'."),
         ("launch --restarts 1 train.py", "No module named 'msgspec'."),

@@ -18,7 +18,7 @@ from .pages import ROOT, all_blocks
 API, COMMANDS_PAGE, SELFTEST = (
     (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("api", "commands", "selftest")
 )
-PUBLIC = ("mps_trainer", "mps_trainer.check", "mps_trainer.simulator", "mps_trainer.selftest")
+PUBLIC = ("mps_trainer", "mps_trainer.check", "mps_trainer.export", "mps_trainer.simulator", "mps_trainer.selftest")
 NAMES = {module.__name__.rpartition(".")[2] for module in COMMANDS}
 
 
