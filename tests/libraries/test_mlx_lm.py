@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from mps_trainer import Trainer, TrainingArguments, load_mlx_model
 from mps_trainer.export import export_to_mlx
 from tests.tiny import tiny, tokenizer_of_words
 
@@ -146,3 +147,115 @@ def test_adapter_of_the_head_equals_pefts(converted, tmp_path):
     expected = torch_logits(with_random_adapter(model, tmp_path / "adapter", target_modules=["lm_head", "k_proj"]))
     export_to_mlx(tmp_path / "adapter", tmp_path / "out")
     assert_same(mlx_logits(mlx_folder, tmp_path / "out"), expected)
+
+
+# Models in MLX's format in PyTorch
+
+LOADED: dict[str, dict[str, Any]] = {
+    "Qwen3ForCausalLM": {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
+    "LlamaForCausalLM": {"num_key_value_heads": 2},
+    "Gemma2ForCausalLM": {"num_key_value_heads": 2, "head_dim": 32, "query_pre_attn_scalar": 32},
+    "MistralForCausalLM": {"num_key_value_heads": 2},
+    "Phi3ForCausalLM": {"num_key_value_heads": 2},
+}
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 128}
+WIDE |= {"bos_token_id": 5, "eos_token_id": 6}
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory):
+    """`quantized(model, bits, group_size, dtype)` returns mlx-lm's folder of a model."""
+    from mlx_lm import convert
+
+    def make(name: str, bits: int, group_size: int, dtype: str = "float32") -> Path:
+        place = tmp_path_factory.mktemp(name)
+        for part in (tiny(name, **WIDE, **LOADED[name]), tokenizer_of_words()):
+            part.save_pretrained(place / "model")
+        settings = {"quantize": True, "q_bits": bits, "q_group_size": group_size}
+        convert(str(place / "model"), str(place / "mlx"), dtype=dtype, **settings)
+        return place / "mlx"
+
+    return make
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_loaded_model_has_logits_of_mlx_lm(quantized, name, bits, group_size):
+    folder = quantized(name, bits, group_size)
+    model = load_mlx_model(folder, dtype=torch.float32, device="cpu")
+    expected, given = mlx_logits(folder), torch_logits(model)
+    assert np.abs(given - expected).max() < 1e-4
+    assert np.ptp(expected) > 0.1
+
+
+@pytest.mark.parametrize("bits", [2, 3, 5, 6])
+def test_other_bits_have_logits_of_mlx_lm(quantized, bits):
+    folder = quantized("Qwen3ForCausalLM", bits, 64)
+    assert_same(torch_logits(load_mlx_model(folder, dtype=torch.float32, device="cpu")), mlx_logits(folder))
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_loaded_model_has_logits_of_mlx_lm_in_bfloat16(quantized, name):
+    """mlx-lm's own logits are up to 2.2 % of their range from those in float32: its product on the CPU rounds more."""
+    folder = quantized(name, 4, 64, "bfloat16")
+    theirs, found = mlx_logits(folder), {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_mlx_model(folder, dtype=dtype, device="cpu").eval()
+        with torch.no_grad():
+            found[dtype] = model(input_ids=torch.tensor(IDS)).logits.float().numpy()
+    exact, ours = found[torch.float32], found[torch.bfloat16]
+    assert np.abs(ours - exact).max() < 0.01 * np.ptp(exact)
+    assert np.abs(theirs - exact).max() < 0.03 * np.ptp(exact)
+
+
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_trained_adapter_answers_in_mlx_lm(quantized, monkeypatch, tmp_path, name):
+    """From MLX's 4-bit weights to an answer of mlx-lm, without 16-bit weights on the way."""
+    from mlx_lm import generate, load
+    from mlx_lm.sample_utils import make_sampler
+    from peft import LoraConfig, get_peft_model
+
+    folder = quantized(name, 4, 64)
+    torch.manual_seed(0)
+    model = get_peft_model(
+        load_mlx_model(folder, dtype=torch.float32, device="cpu"),
+        LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules="all-linear"),
+    )
+    draw = torch.Generator().manual_seed(0)
+    texts = []
+    for _ in range(64):  # each word is followed by the word three places on
+        start = int(torch.randint(0, 40, (), generator=draw))
+        text = [7 + (start + 3 * step) % 40 for step in range(12)]
+        texts.append({"input_ids": text, "labels": text})
+    args = TrainingArguments(
+        output_dir=str(tmp_path / "run"),
+        max_steps=50,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=50,
+    )
+    before = torch_logits(model.eval())
+    trainer = Trainer(model, args, train_dataset=texts)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "adapter"))
+    model.eval()
+    expected = torch_logits(model)
+    assert np.abs(expected - before).max() > 0.5
+    export_to_mlx(tmp_path / "adapter", tmp_path / "out")
+    assert np.abs(mlx_logits(folder, tmp_path / "out") - expected).max() < 1e-3
+    fuse(monkeypatch, folder, tmp_path / "out", tmp_path / "fused", "--dequantize")
+    assert np.abs(mlx_logits(tmp_path / "fused") - expected).max() < 1e-3
+
+    there, tokenizer = load(str(folder), adapter_path=str(tmp_path / "out"))
+    for number in range(50):
+        prompt = [7 + (number + 3 * step) % 40 for step in range(4)]
+        answer = generate(there, tokenizer, prompt=prompt, max_tokens=6, sampler=make_sampler(temp=0.0))
+        ours = model.generate(
+            input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, 4), max_new_tokens=6, do_sample=False
+        )
+        assert answer == tokenizer.decode(ours[0, 4:].tolist(), skip_special_tokens=True), number
