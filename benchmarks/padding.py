@@ -34,7 +34,7 @@ def plan(options: Options) -> Plan:
         tasks, absent = ["chats"], {"mrpc16, mrpc32": "there is no glue/MRPC and models/minilm-l6 in --data"}
     if "ours" not in options.peers:
         raise SkippedError("It compares with mps_trainer.")
-    settings = {"steps": 4 if options.quick else 14, "warm_up": 2, "quick": options.quick}
+    settings = {"steps": 4 if options.quick else 8, "warm_up": 2, "quick": options.quick}
     entries = {
         peer: Entry(LABELS[peer], partial(_run, peer, tasks, str(Path(options.data).resolve()), settings))
         for peer in peers
@@ -151,7 +151,7 @@ BENCHMARK = Benchmark(
         )
     ),
     plan=plan,
-    rounds=5,
+    rounds=3,
     baseline="padded",
     targets=(
         Target("ours", "mrpc16_milliseconds", 0.78, of_ratio=True),
