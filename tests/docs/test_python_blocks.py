@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.mlx_format import save_quantized
 from tests.tiny import tiny
 
 from .pages import ROOT, all_blocks
@@ -26,8 +27,12 @@ def test_python_of_page_runs(page, bert, sentences, tmp_path, monkeypatch):
         "tokenizer": AutoTokenizer.from_pretrained(ROOT / "examples" / "text-classification" / "embedded"),
         "train_dataset": sentences,
         "eval_dataset": sentences[:4],
+        "mlx_model": "mlx",
+        "texts": [{"input_ids": [7, 8, 9 + i, 10], "labels": [7, 8, 9 + i, 10]} for i in range(8)],
         "Trainer": Trainer,
     }
+    sizes = {"hidden_size": 64, "intermediate_size": 64}
+    save_quantized(tiny("LlamaForCausalLM", **sizes), tmp_path / "mlx")
     for block in (block for block in BLOCKS if block.page == page):
         # Blank lines before it, so that a traceback names the line of the page.
         exec(compile("\n" * block.line + block.text, ROOT / page, "exec"), names)
