@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         # the script may set variables before it imports these modules
         work = {"mps_trainer.trainer": stop, "transformers.modeling_utils": fake_models}
-        stack.enter_context(when_imported(__name__, work))
+        # transformers' modules import PEFT, so they cannot be imported while it is imported halfway
+        stack.enter_context(when_imported(__name__, work, outside=["peft"]))
         try:
             status = run_script(arguments.script, arguments.arguments, arguments.module)
         except ScriptStopped as stopped:

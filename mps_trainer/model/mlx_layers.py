@@ -25,38 +25,39 @@ def packed_bytes(columns: int, bits: int) -> int:
     return columns * bits // 8
 
 
-def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """Returns the values in rows of bytes, as whole numbers of rows x columns."""
+def shifts_of(bits: int, device: torch.device) -> torch.Tensor:
+    """Returns the places of values in a byte, or in the bytes after which values begin anew."""
+    count = _BYTES.get(bits, 1)
+    return torch.arange(0, 8 * count, bits, dtype=torch.uint8 if count == 1 else torch.int64, device=device)
+
+
+def unpack(packed: torch.Tensor, bits: int, shifts: torch.Tensor) -> torch.Tensor:
+    """Returns the values in rows of bytes, as whole numbers of rows x columns.
+
+    Args:
+        shifts: see `shifts_of`.
+    """
     if bits == 8:
         return packed
     if bits in _BYTES:
-        count = _BYTES[bits]
-        parts = packed.unflatten(-1, (-1, count)).long()
-        word = sum(parts[..., i] << (8 * i) for i in range(1, count)) + parts[..., 0]
-        shifts = torch.arange(0, 8 * count, bits, device=packed.device)
-        return ((word.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
-    shifts = _shifts(bits, packed.device)
+        parts = packed.unflatten(-1, (-1, _BYTES[bits])).long()
+        packed = parts[..., 0]
+        for place in range(1, parts.shape[-1]):
+            packed = packed | (parts[..., place] << (8 * place))
     return ((packed.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
 
 
-_made: dict[Any, torch.Tensor] = {}  # shifts within a byte, by bits and device: making them is a copy to the device
-
-
-def _shifts(bits: int, device: torch.device) -> torch.Tensor:
-    key = bits, device
-    if key not in _made or type(_made[key]) is not torch.Tensor:
-        _made[key] = torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
-    return _made[key]
-
-
-def dequantize(packed: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int) -> torch.Tensor:
+def dequantize(
+    packed: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int, shifts: torch.Tensor
+) -> torch.Tensor:
     """Returns scale * q + bias for rows of packed values, in the number format of the scales.
 
     Args:
         packed: bytes, ... x bytes of a row.
         scales, biases: ... x groups.
+        shifts: see `shifts_of`.
     """
-    values = unpack(packed, bits).unflatten(-1, (scales.shape[-1], -1)).to(scales.dtype)
+    values = unpack(packed, bits, shifts).unflatten(-1, (scales.shape[-1], -1)).to(scales.dtype)
     return torch.addcmul(biases.unsqueeze(-1), values, scales.unsqueeze(-1)).flatten(-2)
 
 
@@ -65,6 +66,7 @@ class _Quantized:
 
     scales: torch.Tensor
     biases: torch.Tensor
+    shifts: torch.Tensor
     bits: int
     _name = "weight"
 
@@ -73,6 +75,7 @@ class _Quantized:
         self.register_parameter(self._name, parameter)
         self.register_buffer("scales", scales)
         self.register_buffer("biases", biases)
+        self.register_buffer("shifts", shifts_of(bits, packed.device), persistent=False)
         self.bits = bits
 
     @property
@@ -88,7 +91,8 @@ class _Quantized:
 
     def dequantized(self, packed: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the weight of the layer, or that in `packed`, as numbers of rows x columns."""
-        return dequantize(self.packed if packed is None else packed, self.scales, self.biases, self.bits)
+        packed = self.packed if packed is None else packed
+        return dequantize(packed, self.scales, self.biases, self.bits, self.shifts)
 
 
 class MLXLinear(_Quantized, nn.Linear):
@@ -178,7 +182,7 @@ class MLXEmbedding(_Quantized, nn.Embedding):
         self._hold(packed, scales, biases, bits)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        found = dequantize(self.packed[input], self.scales[input], self.biases[input], self.bits)
+        found = dequantize(self.packed[input], self.scales[input], self.biases[input], self.bits, self.shifts)
         # rounded to the number format first, as Gemma's own layer does
         return found if self.factor is None else found * torch.tensor(self.factor, dtype=found.dtype).item()
 

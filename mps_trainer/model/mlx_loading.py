@@ -53,7 +53,7 @@ def load_mlx_model(
     for name in (_QUANTIZATION, "quantization_config"):
         if hasattr(config, name):
             delattr(config, name)
-    tensors = _Tensors(folder)
+    tensors = Tensors(folder)
     if device is None:
         device = resolve(DeviceRequest(), gather_facts()).device
     with torch.device("meta"):
@@ -91,7 +91,7 @@ def is_mlx_model(name_or_folder: str | os.PathLike, **hub: Any) -> bool:
     return isinstance(config, dict) and isinstance(config.get(_QUANTIZATION), dict)
 
 
-def _fill(model: Any, tensors: _Tensors, settings: _Settings, dtype: torch.dtype, device: Any) -> None:
+def _fill(model: Any, tensors: Tensors, settings: _Settings, dtype: torch.dtype, device: Any) -> None:
     """Puts the tensors into a model on the meta device."""
     modules, head = dict(model.named_modules()), model.get_output_embeddings()
     for name, module in modules.items():
@@ -123,7 +123,7 @@ def _quantized(
     name: str,
     module: nn.Module,
     is_head: bool,
-    tensors: _Tensors,
+    tensors: Tensors,
     settings: _Settings,
     dtype: torch.dtype,
     device: Any,
@@ -222,7 +222,7 @@ def _folder_of(name_or_folder: str | os.PathLike, hub: Mapping[str, Any]) -> Pat
         ) from error
 
 
-class _Tensors:
+class Tensors:
     """Reads the tensors of a folder one at a time, and knows which are left."""
 
     def __init__(self, folder: Path) -> None:

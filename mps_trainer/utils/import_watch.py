@@ -106,7 +106,10 @@ def is_watched(package: str) -> bool:
 
 @contextlib.contextmanager
 def when_imported(
-    owner: str, work: Mapping[str, Callable[[ModuleType], Any]], before: Callable[[], Any] | None = None
+    owner: str,
+    work: Mapping[str, Callable[[ModuleType], Any]],
+    before: Callable[[], Any] | None = None,
+    outside: Collection[str] = (),
 ) -> Iterator[None]:
     """Calls each function of `work` after the import of its module, or now if it has been imported.
 
@@ -114,6 +117,7 @@ def when_imported(
         owner: the module that watches, by name.
         work: functions that take the module, by its name.
         before: is called when an import of one of these packages begins.
+        outside: packages that import those of `work`. The functions are called after their imports, not within.
     """
     waiting = dict(work)
 
@@ -122,7 +126,7 @@ def when_imported(
             if name in sys.modules and (function := waiting.pop(name, None)) is not None:
                 function(sys.modules[name])
 
-    watch_imports(owner, {name.partition(".")[0] for name in work}, call_due, before)
+    watch_imports(owner, {name.partition(".")[0] for name in work} | {*outside}, call_due, before)
     try:
         call_due()
         yield

@@ -54,6 +54,19 @@ def test_a_model_is_patched_as_on_mps(make_trainer):
     assert not any("forward" in vars(module) for module in trainer.model.modules())
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_llama_with_checkpointing_is_ready(make_trainer, reentrant):
+    rows = [{"input_ids": torch.arange(3, 11), "labels": torch.arange(3, 11)}] * 16
+    trainer = make_trainer(
+        {"model": tiny("LlamaForCausalLM"), "train_dataset": rows, "eval_dataset": rows},
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": reentrant},
+    )
+    report = trace_step(trainer)
+    assert report.ready
+    assert report.blocking_reads == []
+
+
 def test_training_and_evaluation_are_cast_as_the_arguments_ask(make_trainer):
     formats, model = set(), tiny(BERT)
     model.classifier.register_forward_hook(lambda layer, args, result: formats.add((layer.training, result.dtype)))

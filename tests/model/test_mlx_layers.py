@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer.model.mlx_layers import BITS, MLXEmbedding, MLXLinear, dequantize, unpack
+from mps_trainer.model.mlx_layers import BITS, MLXEmbedding, MLXLinear, dequantize, shifts_of, unpack
 from tests.mlx_format import dequantized, packed, quantized
 
 ROWS, COLUMNS = 6, 64
@@ -22,18 +22,19 @@ def parts(bits, group_size=32, dtype=torch.float64, **size):
 @pytest.mark.parametrize("bits", BITS)
 def test_values_are_unpacked(bits):
     values = torch.arange(ROWS * COLUMNS).view(ROWS, COLUMNS) % 2**bits
-    assert torch.equal(unpack(packed(values, bits).view(torch.uint8), bits).long(), values)
+    found = unpack(packed(values, bits).view(torch.uint8), bits, shifts_of(bits, values.device))
+    assert torch.equal(found.long(), values)
 
 
 def test_lowest_bits_are_first():
     word = torch.tensor([[0x87654321]], dtype=torch.uint32).view(torch.uint8)
-    assert unpack(word, 4).tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    assert unpack(word, 4, shifts_of(4, word.device)).tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize("group_size", [32, 64])
 @pytest.mark.parametrize("bits", BITS)
 def test_weight_is_dequantized(bits, group_size):
-    found = dequantize(*parts(bits, group_size))
+    found = dequantize(*parts(bits, group_size), shifts_of(bits, torch.device("cpu")))
     torch.testing.assert_close(found, dequantized(weight(), bits, group_size), atol=1e-12, rtol=0)
 
 

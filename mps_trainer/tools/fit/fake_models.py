@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers.trainer_pt_utils import nested_numpify
 
 from ...errors import MisconfigurationException
+from ...model import mlx_loading
 from ...utils.attributes import attributes_replaced
 from ...utils.nested import map_tensors
 from .fake_tensors import fake_mode, make_fake, modules_convert_fakes
@@ -44,11 +45,23 @@ def models_are_fake() -> Iterator[None]:
         (PreTrainedModel, "from_pretrained", classmethod(_from_pretrained)),
         (PreTrainedModel, "resize_token_embeddings", _without_means(PreTrainedModel.resize_token_embeddings)),
         (PreTrainedModel, "save_pretrained", _save_pretrained),
+        (mlx_loading, "Tensors", _FakeTensors),
         (GenerationMixin, "generate", _generate),
         (predictions, "nested_numpify", lambda values: nested_numpify(map_tensors(values, _zeros_if_fake))),
     )
     with modules_convert_fakes(), _made_fake(PreTrainedModel), attributes_replaced(changes):
         yield
+
+
+class _FakeTensors(mlx_loading.Tensors):
+    """Gives fake tensors in place of those of a folder in MLX's format; the model's other weights are fake already."""
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        with fake_mode():
+            return torch.empty(shape, dtype=torch.float32 if dtype is None else dtype)
+
+    def check_all_taken(self) -> None:
+        pass
 
 
 @contextlib.contextmanager
