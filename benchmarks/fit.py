@@ -2,7 +2,7 @@
 
 The models have the sizes of Qwen3 with 0.6, 1.7, 4 and 8 billion parameters, and no memory for their weights. A step
 has two rows of 1,024 tokens and checkpoints its activations, as examples/language-modeling/train.py does. With
-`--longest`, the longest text that fits each Mac, one in a step.
+`--longest`, the longest text that fits each Mac, one in a step. With `--mlx`, a step of one text on weights of MLX.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from mps_trainer import Trainer, TrainingArguments
-from mps_trainer.tools.fit.fake_models import models_are_fake
+from mps_trainer.model import mlx_loading
+from mps_trainer.tools.fit.fake_models import FakeTensors, models_are_fake
 from mps_trainer.tools.fit.fit_report import GIB, limit_of, smallest_for
 from mps_trainer.tools.fit.fit_report import SIZES as MACS
 from mps_trainer.tools.fit.longest import longest_texts
@@ -39,7 +41,23 @@ SIZES: dict[str, dict[str, Any]] = {
     "4 billion": dict(zip(_NAMES, (2560, 9728, 36, 32), strict=True)),
     "8 billion": dict(zip(_NAMES, (4096, 12288, 36, 32), strict=True)),
 }
+LARGE = {"14 billion": dict(zip(_NAMES, (5120, 17408, 40, 40), strict=True))}
+UNTIED = ("8 billion", "14 billion")  # these have a head of their own
+MLX, NF4 = "LoRA, weights of MLX in 4 bits", "LoRA, weights in 4 bits"
 WAYS = ("full, weights in float32", "LoRA, weights in bfloat16", "LoRA, weights in 4 bits")
+
+
+_FOUR_BITS = mlx_loading.Settings(Path(), {"bits": 4, "group_size": 64})
+
+
+class _AllQuantized(FakeTensors):
+    """Stands for a folder in which all linear layers and embeddings are quantized."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __contains__(self, name: str) -> bool:
+        return name.endswith("_proj.scales") or name in ("lm_head.scales", "model.embed_tokens.scales")
 
 
 def model_of(size: str, way: str) -> Any:
@@ -50,10 +68,13 @@ def model_of(size: str, way: str) -> Any:
     from mps_trainer.tools.fit.fake_tensors import make_fake
     from mps_trainer.tools.fit.quantized import BYTES, quantize
 
-    config = Qwen3Config(**COMMON, **SIZES[size], tie_word_embeddings=size != "8 billion")
+    sizes = {**SIZES, **LARGE}[size]
+    config = Qwen3Config(**COMMON, **sizes, tie_word_embeddings=size not in UNTIED)
     dtype = torch.float32 if "full" in way else torch.bfloat16
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    if "4 bits" in way:
+    if way == MLX:
+        mlx_loading.fill(model, _AllQuantized(), _FOUR_BITS, dtype, torch.device("cpu"))
+    elif "4 bits" in way:
         quantize(model.requires_grad_(False), BYTES[4], torch.bfloat16)
     if "LoRA" in way:
         adapter = LoraConfig(r=RANK, target_modules="all-linear")
@@ -63,9 +84,9 @@ def model_of(size: str, way: str) -> Any:
 
 
 @contextlib.contextmanager
-def step_of(size: str, way: str, count: int) -> Iterator[tuple[Trainer, Batch]]:
+def step_of(size: str, way: str, count: int, length: int = LENGTH) -> Iterator[tuple[Trainer, Batch]]:
     """Gives a Trainer and its batch of `count` rows, inside what computes steps as on mps."""
-    rows = [{"input_ids": row, "labels": row} for row in torch.zeros(count, LENGTH, dtype=torch.long)]
+    rows = [{"input_ids": row, "labels": row} for row in torch.zeros(count, length, dtype=torch.long)]
     with tempfile.TemporaryDirectory() as folder, models_are_fake(), as_on_mps():
         settings: dict[str, Any] = {
             "per_device_train_batch_size": count,
@@ -96,8 +117,25 @@ def print_longest() -> None:
             print(f"| {size} | {way.partition('in ')[2]} | " + " | ".join(cells) + " |", flush=True)
 
 
+def print_mlx() -> None:
+    """Prints the memory of a step of one text on MLX's 4-bit weights, and beside it on those of bitsandbytes."""
+    lengths = (1024, 4096)
+    print("| parameters | " + " | ".join(f"{length:,} tokens" for length in lengths) + " | nf4, 1,024 tokens |")
+    print("| --- |" + " ---: |" * (len(lengths) + 1))
+    for size in (*SIZES, *LARGE):
+        cells = []
+        for way, length in (*((MLX, length) for length in lengths), (NF4, lengths[0])):
+            with step_of(size, way, 1, length) as (trainer, batch):
+                peak = measure_step(trainer, batch).bytes_peak
+            cells.append(f"{peak / GIB:.1f} GiB, {_on(peak)}")
+        print(f"| {size} | " + " | ".join(cells) + " |", flush=True)
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
+    if "--mlx" in sys.argv:
+        print_mlx()
+        return
     if "--longest" in sys.argv:
         print_longest()
         return

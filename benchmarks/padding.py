@@ -81,7 +81,12 @@ def measure(peer: str, task: str, data: str, steps: int, warm_up: int, quick: bo
             left_out.append(trainer._mt_run.padding.share_left_out if peer == "ours" else 0)
 
     library: Any = transformers if peer == "transformers" else mps_trainer
-    settings = {"per_device_train_batch_size": size, "max_steps": steps, "learning_rate": 2e-5, "use_cpu": True}
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": size,
+        "max_steps": steps,
+        "learning_rate": 2e-5,
+        "use_cpu": True,
+    }
     settings |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": steps}
     settings |= {} if peer == "transformers" else {"padding_free": peer == "ours"}
     arguments = library.TrainingArguments(folder, **settings)

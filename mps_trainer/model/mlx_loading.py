@@ -61,7 +61,7 @@ def load_mlx_model(
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         except ValueError as error:
             raise _refused(folder, "it is no language model that transformers knows") from error
-    _fill(model, tensors, settings, dtype, torch.device(device))
+    fill(model, tensors, settings, dtype, torch.device(device))
     model.config._name_or_path = model.name_or_path = str(name_or_folder)
     with contextlib.suppress(OSError):  # many have no generation_config.json
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -91,7 +91,7 @@ def is_mlx_model(name_or_folder: str | os.PathLike, **hub: Any) -> bool:
     return isinstance(config, dict) and isinstance(config.get(_QUANTIZATION), dict)
 
 
-def _fill(model: Any, tensors: Tensors, settings: _Settings, dtype: torch.dtype, device: Any) -> None:
+def fill(model: Any, tensors: Tensors, settings: Settings, dtype: torch.dtype, device: Any) -> None:
     """Puts the tensors into a model on the meta device."""
     modules, head = dict(model.named_modules()), model.get_output_embeddings()
     for name, module in modules.items():
@@ -124,7 +124,7 @@ def _quantized(
     module: nn.Module,
     is_head: bool,
     tensors: Tensors,
-    settings: _Settings,
+    settings: Settings,
     dtype: torch.dtype,
     device: Any,
 ) -> nn.Module:
@@ -164,7 +164,7 @@ def _tie(model: Any) -> None:
     model.set_output_embeddings(head)
 
 
-class _Settings:
+class Settings:
     """Knows bits and group size of each layer, from `quantization` in config.json."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ class _Settings:
         return settings["bits"], settings["group_size"]
 
 
-def _settings_of(folder: Path) -> _Settings:
+def _settings_of(folder: Path) -> Settings:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -203,7 +203,7 @@ def _settings_of(folder: Path) -> _Settings:
             'its config.json has no "quantization", so it is not in MLX\'s quantized format. Load it with '
             "transformers' from_pretrained, or quantize it with mlx_lm.convert -q",
         )
-    return _Settings(folder, settings)
+    return Settings(folder, settings)
 
 
 def _folder_of(name_or_folder: str | os.PathLike, hub: Mapping[str, Any]) -> Path:

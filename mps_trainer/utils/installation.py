@@ -23,6 +23,7 @@ EXTRAS = {
     "setfit": "libraries",
     "sklearn": "examples",
     "torchao": "optimizers",
+    "mlx_lm": "libraries",
     "trl": "libraries",
 }
 

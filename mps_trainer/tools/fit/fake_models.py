@@ -45,7 +45,7 @@ def models_are_fake() -> Iterator[None]:
         (PreTrainedModel, "from_pretrained", classmethod(_from_pretrained)),
         (PreTrainedModel, "resize_token_embeddings", _without_means(PreTrainedModel.resize_token_embeddings)),
         (PreTrainedModel, "save_pretrained", _save_pretrained),
-        (mlx_loading, "Tensors", _FakeTensors),
+        (mlx_loading, "Tensors", FakeTensors),
         (GenerationMixin, "generate", _generate),
         (predictions, "nested_numpify", lambda values: nested_numpify(map_tensors(values, _zeros_if_fake))),
     )
@@ -53,7 +53,7 @@ def models_are_fake() -> Iterator[None]:
         yield
 
 
-class _FakeTensors(mlx_loading.Tensors):
+class FakeTensors(mlx_loading.Tensors):
     """Gives fake tensors in place of those of a folder in MLX's format; the model's other weights are fake already."""
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
