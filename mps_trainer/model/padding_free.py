@@ -90,7 +90,7 @@ def plan_padding(trainer: PlannedTrainer, device: torch.device) -> PaddingPlan:
     inner = base_model(model)
     encoders = encoders_in(inner)
     find_reason = _why_not_with_encoders if encoders else _why_not_in_one_row
-    if (reason := _why_not_inside(inner) or find_reason(inner, trainer)) is not None:
+    if (reason := _why_not_inside(inner, encoders) or find_reason(inner, trainer)) is not None:
         return PaddingPlan(reason=reason)
     draws = choice is None and device.type != "mps" and has_dropout(model)
     reason = f"on {device.type}, a model with dropout draws the numbers of transformers' Trainer" if draws else ""
@@ -114,7 +114,7 @@ def has_dropout(model: nn.Module) -> bool:
     return any(isinstance(share, (int, float)) and share > 0 for share in shares)
 
 
-def _why_not_inside(model: nn.Module) -> str | None:
+def _why_not_inside(model: nn.Module, encoders: list[UnpaddedEncoder]) -> str | None:
     """Returns why no model in `model` can compute without padding, as a clause; None if one may."""
     networks = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
     if not networks:
@@ -123,7 +123,9 @@ def _why_not_inside(model: nn.Module) -> str | None:
     if not kinds <= set(KINDS):
         return f"its attention is {next(iter(kinds - set(KINDS)))}"
     hooks = [*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()]
-    for module in model.modules():
+    # outside the layers of an encoder everything has the form of the padded batch
+    inside = [stack for _, stack in encoders] or [model]
+    for module in (module for each in inside for module in each.modules()):
         hooks += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(not _home_of(hook).startswith(_KNOWN_HOOKS) for hook in hooks):
         return "a forward hook may read the padded batch"

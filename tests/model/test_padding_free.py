@@ -261,8 +261,8 @@ class OwnStep(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
 
-def with_hook(model):
-    model.get_input_embeddings().register_forward_hook(lambda *given: None)
+def with_hook(model, place=""):
+    model.get_submodule(place).register_forward_hook(lambda *given: None)
     return model
 
 
@@ -277,6 +277,9 @@ def with_hook(model):
         (lambda: tiny("LlamaForCausalLM"), OwnLoss, {}, "computes the loss"),
         (lambda: tiny("LlamaForCausalLM"), OwnStep, {}, "sees the batch"),
         (lambda: with_hook(tiny("LlamaForCausalLM")), Trainer, {}, "hook"),
+        (lambda: with_hook(tiny("LlamaForCausalLM"), "model.embed_tokens"), Trainer, {}, "hook"),
+        (lambda: with_hook(tiny("BertForSequenceClassification"), "bert.encoder.layer.1"), Trainer, {}, "hook"),
+        (lambda: with_hook(tiny("BertForSequenceClassification"), "bert.pooler"), Trainer, {}, ""),
         (lambda: tiny("MixtralForCausalLM", output_router_logits=True), Trainer, {}, "routers"),
         (lambda: nn.DataParallel(tiny("LlamaForCausalLM")), Trainer, {}, "several devices"),
         (lambda: tiny("T5ForConditionalGeneration"), Trainer, {}, "neither"),
