@@ -38,7 +38,7 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
         lambda: buckets_of(loader),
         lambda: describe_quantized(model, args.device),
         lambda: describe_attention(model, args),
-        lambda: "padding left out of batches that have some" if getattr(state, "leaves_out_padding", False) else None,
+        lambda: "leaves out padding where it can" if getattr(state, "leaves_out_padding", False) else None,
         lambda: (
             f"resumes after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
             if state.global_step

@@ -110,6 +110,17 @@ def in_one_row(batch: Any, fills: bool) -> dict[str, torch.Tensor] | None:
     return made
 
 
+def has_label_after_padding(batch: Any) -> bool:
+    """Returns True if the first label of a text with padding before it enters the loss of a decoder's batch."""
+    if not isinstance(batch, Mapping) or set(batch) != _OF_DECODERS:
+        return False
+    mask, labels = batch[_MASK], batch["labels"]
+    if not _is_like(labels, mask):
+        return False
+    first = (mask != 0).int().argmax(1)
+    return bool(((first > 0) & (labels[torch.arange(len(first)), first] != IGNORED_LABEL)).any())
+
+
 def given_row(batch: Any) -> TextLayout | None:
     """Returns the layout of the padded form of a row of texts that a collator has packed; None for any other batch."""
     texts = find_texts(batch.get("position_ids")) if isinstance(batch, Mapping) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,13 +31,25 @@ from .patches.unpadded_encoders import UnpaddedEncoder, encoders_in
 # compute parts in float32 whatever the format is. The largest that 78 families of causal language models showed in
 # float32 was 1e-6. A model that runs on across texts differs by a share of its hidden states.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+# The same for a text whose neighbours in the row are changed. Only experts, which compute the tokens of all texts
+# together, round differently then: by less than a unit in the last place.
+_TOLERANCE_OF_NEIGHBOURS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 # Settings of models that draw random numbers without a layer for it: dropout in attention, noise in routers.
 _DRAWING = (
     *("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "layerdrop", "router_jitter_noise"),
     "input_jitter_noise",
 )
 _KNOWN_HOOKS = ("mps_trainer.", "transformers.", "peft.", "torch.nn.parallel.", "accelerate.hooks")
-_POOLING = ("sentence_transformers.", "setfit.")  # libraries whose losses get poolings, which leave padding out
+_OF_SENTENCES = ("sentence_transformers.", "setfit.")  # libraries whose losses get what their modules make
+# Modules of sentence-transformers that leave padding out, or compute each vector by itself.
+_POOLING = {
+    *("SentenceTransformer", "SparseEncoder", "CrossEncoder", "Transformer", "MLMTransformer", "Pooling"),
+    *("SpladePooling", "SparseAutoEncoder", "Dense", "Normalize", "Dropout", "LayerNorm", "TiedTranspose"),
+}
+# Packages whose forward() of a causal language model computes transformers' loss.
+_OF_FORWARD = ("transformers.", "trl.", "liger_kernel.", "peft.", "accelerate.")
+_OF_MODULES = ("torch.nn.", "transformers.", "peft.", *_OF_SENTENCES)
+_CHANGING_ROPE = ("dynamic", "longrope")  # frequencies follow the length of the padded batch
 _TAKES_ROWS = "trl.trainer.sft_trainer"
 _PROMPTS = "is_prompt_learning"  # PEFT's name for adapters that put tokens of their own before the text
 
@@ -49,7 +62,7 @@ class PaddingPlan:
         encoders: the encoders whose layers compute without padding; none for a decoder.
         head: the head of a causal language model, whose batches become one row; None for encoders. Rows that a user's
             collator packs are tried in any case.
-        loss_of_others: True if an override computes the loss, which may read all outputs of the model.
+        loss_of_others: True if other code than the model's computes the loss, which may read all outputs of the model.
         reason: why the run keeps padding, as a clause; "" if it does not.
     """
 
@@ -61,6 +74,12 @@ class PaddingPlan:
     @property
     def applies(self) -> bool:
         return not self.reason
+
+    def encoders_and_caller(self, model: nn.Module) -> tuple[list[UnpaddedEncoder], nn.Module | None]:
+        """Returns the encoders that compute without padding, and the model that has to call them, if not any code."""
+        if not self.applies:
+            return [], None
+        return self.encoders, model if self.loss_of_others and isinstance(model, PreTrainedModel) else None
 
 
 class PlannedTrainer(Protocol):
@@ -76,7 +95,7 @@ class PlannedTrainer(Protocol):
 
 def plan_padding(trainer: PlannedTrainer, device: torch.device) -> PaddingPlan:
     """Returns the plan for a run of a Trainer on `device`."""
-    model, args, overrides = trainer.model, trainer.args, trainer._mt_overrides
+    model, args = trainer.model, trainer.args
     choice = padding_choice(args)
     if choice is False:
         return PaddingPlan(reason="padding_free=False")
@@ -95,7 +114,7 @@ def plan_padding(trainer: PlannedTrainer, device: torch.device) -> PaddingPlan:
     draws = choice is None and device.type != "mps" and has_dropout(model)
     reason = f"on {device.type}, a model with dropout draws the numbers of transformers' Trainer" if draws else ""
     if encoders:
-        return PaddingPlan(encoders, loss_of_others=overrides.compute_loss, reason=reason)
+        return PaddingPlan(encoders, loss_of_others=_is_loss_of_others(trainer), reason=reason)
     return PaddingPlan(head=inner.get_output_embeddings(), reason=reason)
 
 
@@ -122,31 +141,60 @@ def _why_not_inside(model: nn.Module, encoders: list[UnpaddedEncoder]) -> str | 
     kinds = {each.config._attn_implementation for each in networks}
     if not kinds <= set(KINDS):
         return f"its attention is {next(iter(kinds - set(KINDS)))}"
+    return "a forward hook may read the padded batch" if has_foreign_hooks(model, encoders) else None
+
+
+def has_foreign_hooks(model: nn.Module, encoders: list[UnpaddedEncoder]) -> bool:
+    """Returns True if a user's forward hook would see a row; outside the layers of an encoder, none does."""
     hooks = [*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()]
-    # outside the layers of an encoder everything has the form of the padded batch
     inside = [stack for _, stack in encoders] or [model]
     for module in (module for each in inside for module in each.modules()):
         hooks += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    if any(not _home_of(hook).startswith(_KNOWN_HOOKS) for hook in hooks):
-        return "a forward hook may read the padded batch"
-    return None
+    return any(not _home_of(hook).startswith(_KNOWN_HOOKS) for hook in hooks)
 
 
-def _home_of(hook: Any) -> str:
-    hook = hook.func if isinstance(hook, functools.partial) else hook
-    return getattr(hook, "__module__", None) or type(hook).__module__
+def _home_of(thing: Any) -> str:
+    """Returns the module in which a function, or the class of an object, is defined."""
+    thing = thing.func if isinstance(thing, functools.partial) else thing
+    return getattr(thing, "__module__", None) or type(thing).__module__
 
 
 def _why_not_with_encoders(model: Any, trainer: PlannedTrainer) -> str | None:
     """Returns why the encoders in a model cannot compute without padding, as a clause; None if they may."""
     if type(model).__name__.endswith("ForQuestionAnswering"):
         return "its loss reads the padding"
-    if not trainer._mt_overrides.compute_loss:
-        return None
     kind: Any = type(trainer)
-    home = getattr(kind.compute_loss, "__module__", "")
+    if trainer._mt_overrides.compute_loss and kind.compute_loss.__module__.startswith(_OF_SENTENCES):
+        others = [type(each).__name__ for each in _outside_networks(model) if _home_of(each).startswith(_OF_SENTENCES)]
+        unknown = sorted({*others} - _POOLING) or [
+            type(each).__name__ for each in _outside_networks(model) if not _home_of(each).startswith(_OF_MODULES)
+        ]
+        return f"its module {unknown[0]} may read the padding" if unknown else None
     is_head = type(model).__module__.startswith("transformers.models.") and "For" in type(model).__name__
-    return None if is_head or home.startswith(_POOLING) else "an overridden compute_loss may read the padding"
+    if is_head:
+        return None
+    if _is_loss_of_others(trainer):
+        return "other code than the model's computes the loss, and may read the padding"
+    # the comparison is made in evaluation mode
+    for module in _outside_networks(model):
+        names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
+        asks_mode = not _home_of(module).startswith(_OF_MODULES) and "training" in names
+        if asks_mode or isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return f"its module {type(module).__name__} computes other numbers in training"
+    return None
+
+
+def _is_loss_of_others(trainer: PlannedTrainer) -> bool:
+    return trainer._mt_overrides.compute_loss or trainer.compute_loss_func is not None
+
+
+def _outside_networks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yields the modules of a model that are not inside a model of transformers."""
+    if isinstance(model, PreTrainedModel):
+        return
+    yield model
+    for child in model.children():
+        yield from _outside_networks(child)
 
 
 def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
@@ -157,6 +205,16 @@ def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
         return "the model is neither an encoder that is known nor a causal language model of transformers"
     if getattr(model.config, "is_encoder_decoder", False) or model.get_output_embeddings() is None:
         return "the model is no decoder with a head"
+    forward = vars(model).get("forward", type(model).forward)
+    forward = inspect.unwrap(getattr(forward, "__func__", forward))
+    is_of_transformers = type(model).__module__.startswith("transformers.models.")
+    has_own_loss = getattr(model, "_loss_function", None) is not None
+    if has_own_loss or not is_of_transformers or not _home_of(forward).startswith(_OF_FORWARD):
+        return "its forward or its loss is not that of transformers"
+    if any(_is_square(each) for each in model.buffers()):
+        return "its attention has a table of positions, which a row may exceed"
+    if any(getattr(module, "rope_type", None) in _CHANGING_ROPE for module in model.modules()):
+        return "its rotary embeddings follow the length of the padded batch"
     is_overridden = overrides.compute_losses_or_items or overrides.see_training_batches
     if not computes_own_loss or (is_overridden and not _overrides_take_rows(trainer)):
         return "other code than the model's computes the loss, or sees the batch"
@@ -165,6 +223,10 @@ def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
     if getattr(model.config, "output_router_logits", False):
         return "the loss of its routers counts padding"
     return None
+
+
+def _is_square(buffer: torch.Tensor) -> bool:
+    return buffer.dim() >= 2 and buffer.shape[-1] == buffer.shape[-2] > 1
 
 
 def _overrides_take_rows(trainer: PlannedTrainer) -> bool:
@@ -220,6 +282,12 @@ def agree(first: torch.Tensor, second: torch.Tensor, tolerance: float) -> bool:
     return bool((error <= tolerance).all())  # not if one is NaN
 
 
-def tolerance_for(model: nn.Module) -> float:
-    """Returns the relative error that rounding may cause, by the coarsest number format of a model's parameters."""
-    return max((_TOLERANCE.get(each.dtype, 0.0) for each in model.parameters()), default=0.0)
+def tolerance_for(model: nn.Module, of_neighbours: bool = False) -> float:
+    """Returns the relative error that rounding may cause, by the coarsest number format of a model's parameters.
+
+    Args:
+        of_neighbours: True for the error in a text when other texts of the row change.
+    """
+    known = _TOLERANCE_OF_NEIGHBOURS if of_neighbours else _TOLERANCE
+    kinds = [*(each.dtype for each in model.parameters()), *(each.dtype for each in model.buffers())]
+    return max((known.get(kind, 0.0) for kind in kinds), default=0.0)

@@ -110,7 +110,7 @@ def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[Pa
     padding = plan_padding(trainer, device)
     with (
         noisy_embeddings(model, trainer.neftune_noise_alpha),
-        encoders_unpadded(padding.encoders if padding.applies else []),
+        encoders_unpadded(*padding.encoders_and_caller(base_model(model))),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),

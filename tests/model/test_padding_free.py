@@ -3,12 +3,15 @@
 import copy
 import functools
 from pathlib import Path
+from types import MethodType
 
 import pytest
 import torch
 import transformers
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import DataCollatorWithFlattening
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from mps_trainer import Trainer
 from mps_trainer.callbacks.overview import first_lines
@@ -25,7 +28,7 @@ from mps_trainer.model.padding_free import has_dropout, plan_padding
 from mps_trainer.model.patches import unread_tokens
 from mps_trainer.simulator import SimulationCallback
 from mps_trainer.utils.text_layout import layout_of
-from tests.conftest import messages_with, weights
+from tests.conftest import callback, messages_with, weights
 from tests.tiny import tiny, with_lora
 
 LENGTHS = (1, 12, 5, 2, 9, 12, 3, 7)
@@ -251,9 +254,46 @@ def test_dropout_is_found(name, settings, expected):
     assert has_dropout(tiny(name, **settings)) is expected
 
 
+def mean_of_examples(logits, labels, **given):
+    losses = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none")
+    return losses.mean(1).mean()
+
+
+def with_loss(model):
+    model.loss_function = mean_of_examples
+    return model
+
+
+def with_forward(model):
+    model.forward = MethodType(lambda self, **inputs: type(self).forward(self, **inputs), model)
+    return model
+
+
+class LlamaForCausalLM(transformers.LlamaForCausalLM):
+    """A user's model with a name of transformers'."""
+
+
+class Sentences(nn.Module):
+    def __init__(self, *more):
+        super().__init__()
+        self.bert, self.more = tiny("BertModel", **NO_DROPOUT), nn.ModuleList(more)
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        return self.bert(input_ids, attention_mask=attention_mask).pooler_output
+
+
+class InTraining(Sentences):
+    def forward(self, input_ids, attention_mask, labels=None):
+        return super().forward(input_ids, attention_mask) * (2 if self.training else 1)
+
+
 class OwnLoss(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
+NEO = {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 
 class OwnStep(Trainer):
@@ -284,7 +324,16 @@ def with_hook(model, place=""):
         (lambda: nn.DataParallel(tiny("LlamaForCausalLM")), Trainer, {}, "several devices"),
         (lambda: tiny("T5ForConditionalGeneration"), Trainer, {}, "neither"),
         (lambda: tiny("BertForSequenceClassification"), OwnLoss, {}, ""),
-        (lambda: tiny("BertModel"), OwnLoss, {}, "compute_loss"),
+        (lambda: tiny("BertModel"), OwnLoss, {}, "other code"),
+        (lambda: with_loss(tiny("LlamaForCausalLM")), Trainer, {}, "its loss"),
+        (lambda: with_forward(tiny("LlamaForCausalLM")), Trainer, {}, "its forward"),
+        (lambda: tiny(LlamaForCausalLM), Trainer, {}, "its forward"),
+        (lambda: tiny("GPTNeoForCausalLM", **NEO), Trainer, {}, "table of positions"),
+        (lambda: tiny("LlamaForCausalLM", rope_parameters=DYNAMIC), Trainer, {}, "rotary"),
+        (Sentences, Trainer, {}, ""),
+        (Sentences, OwnLoss, {}, "other code"),
+        (lambda: Sentences(nn.BatchNorm1d(16)), Trainer, {}, "BatchNorm1d computes other numbers in training"),
+        (InTraining, Trainer, {}, "InTraining computes other numbers in training"),
         (lambda: tiny("BertForQuestionAnswering"), Trainer, {}, "padding"),
         (lambda: tiny("MPNetForSequenceClassification"), Trainer, {}, "neither"),
         (lambda: nn.Linear(2, 2), Trainer, {}, "not one of transformers"),
@@ -327,24 +376,49 @@ def test_model_that_runs_on_across_texts_keeps_padding(train, shares, caplog, na
     assert len(messages_with(caplog, "keeps the padding")) == 1
 
 
-class RunsOn(transformers.LlamaForCausalLM):
-    """A model that is wrong by design: a little of each hidden state comes from the token before, in any text."""
+@pytest.fixture
+def runs_on(monkeypatch):
+    """`runs_on(share)` makes Llama wrong by design: a share of each state comes from the token before, in any text."""
+    plain = LlamaMLP.forward
 
-    @functools.wraps(transformers.LlamaForCausalLM.forward)
-    def forward(self, *args, **kwargs):
-        hook = self.model.layers[0].register_forward_hook(lambda _, given, out: out + 1e-2 * out.roll(1, 1))
-        try:
-            return super().forward(*args, **kwargs)
-        finally:
-            hook.remove()
+    def make(share):
+        def forward(self, x):
+            out = plain(self, x)
+            return out + share * torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+
+        monkeypatch.setattr(LlamaMLP, "forward", forward)
+
+    return make
 
 
 @pytest.mark.every_device
-def test_small_difference_is_found(train, shares, caplog):
-    RunsOn.__name__ = "LlamaForCausalLM"
-    train(tiny(RunsOn), texts(True), True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_difference_is_found(train, shares, caplog, runs_on, dtype):
+    """In bfloat16 it is smaller than rounding, and shows only when another text changes."""
+    runs_on(1e-2)
+    train(tiny("LlamaForCausalLM").to(dtype), texts(True), True)
     assert shares == [None]
     assert messages_with(caplog, "computes other numbers without padding")
+
+
+def test_batch_of_one_text_is_no_evidence(train, shares, caplog):
+    """Its padding stays, and the next batch is tried."""
+    rows = [*texts(True, lengths=(3,)), *texts(True, lengths=(5, 9, 2))]
+
+    class OneFirst(Trainer):
+        def get_train_dataloader(self):
+            return DataLoader(self.train_dataset, batch_sampler=[[0], [1, 2, 3]], collate_fn=self.data_collator)
+
+    made = tiny("OPTForCausalLM", **OPT)
+    train(made, rows, True, kind=OneFirst, max_steps=2)
+    assert shares == [None]
+    assert len(messages_with(caplog, "keeps the padding")) == 1
+
+
+def test_padding_before_text_that_counts_is_named(train, shares, caplog):
+    train(tiny("LlamaForCausalLM"), texts(True, left=True, first=1), True)
+    assert shares == [None]
+    assert len(messages_with(caplog, "Set tokenizer.padding_side='right'")) == 1
 
 
 def test_absolute_positions_keep_padding_before_texts_alone(train, shares, caplog):
@@ -369,6 +443,59 @@ class MeanOfAll(nn.Module):
         hidden = self.bert(input_ids, attention_mask=attention_mask).last_hidden_state
         logits = self.head(hidden.mean(1))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class CallsEncoder(Trainer):
+    """Its loss calls the encoder itself, and reads the padding."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        hidden = model.bert(**inputs).last_hidden_state.mean(1)
+        return nn.functional.cross_entropy(model.classifier(hidden), labels)
+
+
+def test_encoder_that_is_called_by_loss_itself_stays_padded(train):
+    made = tiny("BertForSequenceClassification", **NO_DROPOUT)
+    expected, given = (train(made, texts(False), choice, kind=CallsEncoder) for choice in (False, True))
+    assert all(torch.equal(given[name], expected[name]) for name in expected)
+
+
+class WeightedLoss(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        return nn.functional.cross_entropy(model(**inputs).logits, labels, weight=torch.tensor([1.0, 3.0]))
+
+
+def test_loss_of_logits_trains_without_padding(train, shares):
+    made = tiny("BertForSequenceClassification", **NO_DROPOUT)
+    expected, given = (train(made, texts(False), choice, kind=WeightedLoss) for choice in (False, True))
+    assert shares[-1] > 0.2
+    for name in expected:
+        torch.testing.assert_close(given[name], expected[name], atol=1e-5, rtol=1e-5)
+
+
+def test_loss_of_tokens_of_others_keeps_padding(train, shares, make_args):
+    def entropy(outputs, labels, num_items_in_batch=None):
+        shares = outputs.logits.softmax(-1)
+        return (shares * shares.log()).sum(-1).mean()
+
+    made = tiny("BertForTokenClassification", **NO_DROPOUT)
+    args = make_args(max_steps=1, padding_free=True)
+    Trainer(made, args, train_dataset=texts(True), compute_loss_func=entropy).train()
+    assert shares == [None]
+
+
+def test_hook_that_a_callback_adds_keeps_padding(train, shares, make_args):
+    seen, made = [], tiny("LlamaForCausalLM")
+    add = callback(
+        on_train_begin=lambda **_: made.model.layers[0].register_forward_hook(
+            lambda module, given, out: seen.append(tuple(out.shape[:2]))
+        )
+    )
+    args = make_args(max_steps=1, padding_free=True, per_device_train_batch_size=4)
+    Trainer(made, args, train_dataset=texts(True), callbacks=[add]).train()
+    assert seen == [(4, WIDTH)]
+    assert shares == [None]
 
 
 def test_pooling_that_reads_padding_keeps_it(train, shares, caplog):
@@ -616,7 +743,7 @@ def test_first_lines_and_report_name_it(make_args):
     args = make_args(max_steps=2, padding_free=True, report=True)
     trainer = Trainer(tiny("LlamaForCausalLM"), args, train_dataset=texts(True))
     trainer.train()
-    line = "  padding left out of batches that have some"
+    line = "  leaves out padding where it can"
     assert line in first_lines(args, trainer.state, trainer.model, None)
     pages = [path.read_text(encoding="utf-8") for path in Path(args.output_dir).rglob("*.html")]
     assert any("padding: left out, 54% of" in page for page in pages)

@@ -59,12 +59,21 @@ def encoders_in(model: nn.Module) -> list[UnpaddedEncoder]:
 
 
 @contextlib.contextmanager
-def encoders_unpadded(encoders: list[UnpaddedEncoder]) -> Iterator[None]:
-    """Inside, `encoders` compute a batch without padding if its mask has a layout."""
+def encoders_unpadded(encoders: list[UnpaddedEncoder], called_by: nn.Module | None = None) -> Iterator[None]:
+    """Inside, `encoders` compute a batch without padding if its mask has a layout.
+
+    Args:
+        called_by: a model. If it is given, they do so only while its forward() is under way, and not for other code
+            that calls an encoder itself and may read the padding.
+    """
     changes: list[tuple[Any, str, Any]] = []
+    under_way = [called_by is None]
+    if called_by is not None:
+        forward = MethodType(_noting(called_by.forward, under_way), called_by)
+        changes.append((called_by, "forward", forward))
     for model, stack in encoders:
         layouts: list[TextLayout] = []  # of the calls of the model that are under way
-        of_model = _handing_on_layout(model.forward, layouts)
+        of_model = _handing_on_layout(model.forward, layouts, under_way)
         of_stack = _in_one_row(stack.forward, layouts)
         changes += [(model, "forward", MethodType(of_model, model)), (stack, "forward", MethodType(of_stack, stack))]
     with attributes_replaced(changes):
@@ -76,7 +85,23 @@ def is_replaced(forward: Any) -> bool:
     return getattr(getattr(forward, "__func__", forward), "_mt_unpads", False)
 
 
-def _handing_on_layout(plain: Callable, layouts: list[TextLayout]) -> Callable:
+def _noting(plain: Callable, under_way: list[bool]) -> Callable:
+    """Returns a forward() of a model that notes while it is under way."""
+
+    @functools.wraps(getattr(plain, "__func__", plain))
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = under_way[0]
+        under_way[0] = True
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            under_way[0] = before
+
+    forward._mt_unpads = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _handing_on_layout(plain: Callable, layouts: list[TextLayout], under_way: list[bool]) -> Callable:
     """Returns a forward() of a model that tells its stack of layers the layout of the batch.
 
     The model makes no mask then: the stack gets that of the row.
@@ -87,7 +112,7 @@ def _handing_on_layout(plain: Callable, layouts: list[TextLayout]) -> Callable:
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         layout = layout_of(mask)
         asked = any(kwargs.get(name) or getattr(self.config, name, False) for name in _ASKED)
-        if layout is None or asked:
+        if layout is None or asked or not under_way[0]:
             return plain(*args, **kwargs)
         layouts.append(layout)
         if len(args) > 1:
