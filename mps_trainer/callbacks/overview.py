@@ -11,7 +11,7 @@ from ..data.plan import StepPlan
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
 from ..model.attention_patching import describe_attention
-from ..model.quantized import describe_quantized
+from ..model.quantized import describe_quantized, packed_sizes
 from ..utils.text import choice_text, counted, format_bytes
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ def announce(run: Any) -> None:
 
 def parameters_of(model: Any) -> str:
     """Counts the parameters, and those that are trained."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    packed = packed_sizes(model)  # the parameter of a quantized layer has bytes
+    sizes = [(packed.get(id(each), each.numel()), each.requires_grad) for each in model.parameters()]
     count = sum(size for size, _ in sizes)
     trained = sum(size for size, is_trained in sizes if is_trained)
     if trained == count:

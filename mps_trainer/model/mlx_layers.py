@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import MisconfigurationException
+
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 _BYTES = {3: 3, 5: 5, 6: 3}  # values of these bits cross the borders of bytes, and begin anew after so many
@@ -62,45 +64,68 @@ def dequantize(
     return torch.addcmul(biases.unsqueeze(-1), values, scales.unsqueeze(-1), out=values).flatten(-2)
 
 
-class _Quantized:
-    """Holds packed values, scales and biases of a layer as a parameter and two buffers."""
+class ReadOnlyWeight(torch.Tensor):
+    """A dequantized weight, which cannot be written back: setting its `data` raises an error.
 
+    Operators on it return plain tensors. PEFT reads the weights of layers, and merges adapters by setting `data`.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach().as_subclass(torch.Tensor)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise MisconfigurationException(
+            "The weights of a model in MLX's format are quantized and cannot be changed. To merge an adapter into "
+            "them, export it with `mps-trainer export ADAPTER --to mlx OUT`, and merge it with mlx_lm.fuse."
+        )
+
+
+class _Quantized:
+    """Holds packed values, scales and biases of a layer as a parameter and buffers.
+
+    `weight` is dequantized when it is read: losses of libraries, such as TRL's, read that of the head.
+    """
+
+    packed_weight: torch.Tensor
     scales: torch.Tensor
     biases: torch.Tensor
     shifts: torch.Tensor
     bits: int
-    _name = "weight"
 
-    def _hold(self: Any, packed: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int) -> None:
+    def _register_packed(
+        self: Any, packed: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor, bits: int
+    ) -> None:
         parameter = packed if isinstance(packed, nn.Parameter) else nn.Parameter(packed, requires_grad=False)
-        self.register_parameter(self._name, parameter)
+        self.register_parameter("packed_weight", parameter)
         self.register_buffer("scales", scales)
         self.register_buffer("biases", biases)
         self.register_buffer("shifts", shifts_of(bits, packed.device), persistent=False)
         self.bits = bits
 
     @property
+    def weight(self) -> torch.Tensor:
+        weight = self.dequantized()
+        return weight.as_subclass(ReadOnlyWeight) if type(weight) is torch.Tensor else weight
+
+    @property
     def dtype(self) -> torch.dtype:
         """Returns the number format that the layer computes in."""
         return self.scales.dtype
 
-    @property
-    def packed(self: Any) -> torch.Tensor:
-        """Returns the packed values, rows x bytes of a row."""
-        packed: torch.Tensor = self._parameters[self._name]
-        return packed
-
     def dequantized(self, packed: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the weight of the layer, or that in `packed`, as numbers of rows x columns."""
-        packed = self.packed if packed is None else packed
+        packed = self.packed_weight if packed is None else packed
         return dequantize(packed, self.scales, self.biases, self.bits, self.shifts)
 
 
-class MLXLinear(_Quantized, nn.Linear):
+class MLXLinear(_Quantized, nn.Linear):  # type: ignore[override]
     """A linear layer on MLX's quantized weights, which are frozen.
 
-    It is an `nn.Linear` so that PEFT finds it: adapters compute beside it. `weight` has bytes, so merging an adapter
-    into it raises torch's error.
+    It is an `nn.Linear` so that PEFT finds it: adapters compute beside it.
 
     Args:
         packed: bytes, out x bytes of a row.
@@ -119,46 +144,35 @@ class MLXLinear(_Quantized, nn.Linear):
     ) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = len(packed), packed.shape[1] * 8 // bits
-        self._hold(packed, scales, biases, bits)
+        self._register_packed(packed, scales, biases, bits)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias, requires_grad=False))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _Product.apply(input, self)
+        out: torch.Tensor = _Product.apply(input, self.bias, self)
         return out
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, bits={self.bits}, group_size={self.in_features // self.scales.shape[1]}"
 
 
-class MLXHead(MLXLinear):
-    """A head on MLX's quantized weights, whose `weight` is dequantized when it is read.
-
-    Losses of libraries, such as TRL's, compute with the weight of the head themselves. Setting the weight raises an
-    error. Its packed values may be those of the embeddings.
-    """
-
-    _name = "packed_weight"
-
-    @property
-    def weight(self) -> torch.Tensor:  # type: ignore[override]
-        return self.dequantized()
-
-
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, layer: MLXLinear) -> torch.Tensor:
+    def forward(ctx: Any, input: torch.Tensor, bias: torch.Tensor | None, layer: MLXLinear) -> torch.Tensor:
         ctx.layer, ctx.dtype = layer, input.dtype
-        return nn.functional.linear(input, layer.dequantized(), layer.bias)
+        weight = layer.dequantized()
+        if not torch.is_autocast_enabled(input.device.type):  # some code casts norms, and so all activations
+            weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
+        return nn.functional.linear(input, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        weight = ctx.layer.dequantized()
-        if weight.dtype is not grad.dtype:  # under autocast
-            weight = weight.to(grad.dtype)
-        return torch.matmul(grad, weight).to(ctx.dtype), None
+        of_input, of_bias, _ = ctx.needs_input_grad
+        input_grad = torch.matmul(grad, ctx.layer.dequantized().to(grad.dtype)).to(ctx.dtype) if of_input else None
+        bias_grad = grad.flatten(0, -2).sum(0).to(ctx.layer.bias.dtype) if of_bias else None
+        return input_grad, bias_grad, None
 
 
-class MLXEmbedding(_Quantized, nn.Embedding):
+class MLXEmbedding(_Quantized, nn.Embedding):  # type: ignore[override]
     """An embedding on MLX's quantized weights, which are frozen.
 
     Args:
@@ -180,10 +194,10 @@ class MLXEmbedding(_Quantized, nn.Embedding):
         self.num_embeddings, self.embedding_dim = len(packed), packed.shape[1] * 8 // bits
         self.padding_idx, self.factor = padding_idx, factor
         self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse = None, 2.0, False, False
-        self._hold(packed, scales, biases, bits)
+        self._register_packed(packed, scales, biases, bits)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        found = dequantize(self.packed[input], self.scales[input], self.biases[input], self.bits, self.shifts)
+        found = dequantize(self.packed_weight[input], self.scales[input], self.biases[input], self.bits, self.shifts)
         # rounded to the number format first, as Gemma's own layer does
         return found if self.factor is None else found * torch.tensor(self.factor, dtype=found.dtype).item()
 

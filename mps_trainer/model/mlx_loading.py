@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from torch import nn
 
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..errors import MisconfigurationException
-from .mlx_layers import BITS, GROUPS, MLXEmbedding, MLXHead, MLXLinear, packed_bytes
+from .mlx_layers import BITS, GROUPS, MLXEmbedding, MLXLinear, packed_bytes
 
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _QUANTIZATION = "quantization"  # MLX's name of its settings in config.json
@@ -23,7 +24,7 @@ _PARTS = ("scales", "biases")
 
 def load_mlx_model(
     name_or_folder: str | os.PathLike,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | str = torch.bfloat16,
     device: str | torch.device | None = None,
     **hub: Any,
 ) -> Any:
@@ -34,7 +35,7 @@ def load_mlx_model(
 
     Args:
         name_or_folder: a folder, or a name on the hub.
-        dtype: the number format of scales, norms and what is computed.
+        dtype: the dtype of scales, norms and activations, or its name.
         device: where the weights go. Default: the device that a Trainer chooses.
         hub: `cache_dir`, `revision`, `token` and `local_files_only`, as for `from_pretrained`.
 
@@ -44,6 +45,7 @@ def load_mlx_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     folder = _folder_of(name_or_folder, hub)
     settings = _settings_of(folder)
     try:
@@ -63,6 +65,10 @@ def load_mlx_model(
             raise _refused(folder, "it is no language model that transformers knows") from error
     fill(model, tensors, settings, dtype, torch.device(device))
     model.config._name_or_path = model.name_or_path = str(name_or_folder)
+    model.save_pretrained = functools.partial(_refuse_saving, str(name_or_folder))
+    if isinstance(model.get_output_embeddings(), MLXLinear):
+        model.tie_weights = _tie_nothing  # a quantized head has the packed values of the embeddings already
+        model._tied_weights_keys = None
     with contextlib.suppress(OSError):  # many have no generation_config.json
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()
@@ -93,12 +99,11 @@ def is_mlx_model(name_or_folder: str | os.PathLike, **hub: Any) -> bool:
 
 def fill(model: Any, tensors: Tensors, settings: Settings, dtype: torch.dtype, device: Any) -> None:
     """Puts the tensors into a model on the meta device."""
-    modules, head = dict(model.named_modules()), model.get_output_embeddings()
+    modules = dict(model.named_modules())
     for name, module in modules.items():
         if f"{name}.scales" in tensors:
             parent, _, child = name.rpartition(".")
-            is_head = module is head
-            setattr(modules[parent], child, _quantized(name, module, is_head, tensors, settings, dtype, device))
+            setattr(modules[parent], child, _quantized(name, module, tensors, settings, dtype, device))
     is_tied = model.config.get_text_config().tie_word_embeddings
     if is_tied:
         _tie(model)
@@ -108,7 +113,7 @@ def fill(model: Any, tensors: Tensors, settings: Settings, dtype: torch.dtype, d
         value = tensors.take(name, tuple(parameter.shape)).to(device=device, dtype=dtype)
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
-    if is_tied and not isinstance(model.get_output_embeddings(), MLXHead):
+    if is_tied and not isinstance(model.get_output_embeddings(), MLXLinear):
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
     tensors.check_all_taken()
     for module in model.modules():
@@ -122,7 +127,6 @@ def fill(model: Any, tensors: Tensors, settings: Settings, dtype: torch.dtype, d
 def _quantized(
     name: str,
     module: nn.Module,
-    is_head: bool,
     tensors: Tensors,
     settings: Settings,
     dtype: torch.dtype,
@@ -150,8 +154,18 @@ def _quantized(
     bias = None
     if module.bias is not None:
         bias = tensors.take(f"{name}.bias", (rows,)).to(device=device, dtype=dtype)
-    kind = MLXHead if is_head else MLXLinear
-    return kind(packed, scales, biases, bits, bias)
+    return MLXLinear(packed, scales, biases, bits, bias)
+
+
+def _refuse_saving(name: str, *args: Any, **kwargs: Any) -> None:
+    raise MisconfigurationException(
+        f"A model loaded from {name} in MLX's format cannot be saved as a whole. Save its adapter: give the Trainer "
+        "the model that peft.get_peft_model returns."
+    )
+
+
+def _tie_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 def _tie(model: Any) -> None:
@@ -160,7 +174,7 @@ def _tie(model: Any) -> None:
     if not isinstance(embeddings, MLXEmbedding):
         head.weight = embeddings.weight
         return
-    head = MLXHead(embeddings.packed, embeddings.scales, embeddings.biases, embeddings.bits)
+    head = MLXLinear(embeddings.packed_weight, embeddings.scales, embeddings.biases, embeddings.bits)
     model.set_output_embeddings(head)
 
 

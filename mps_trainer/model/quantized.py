@@ -18,7 +18,7 @@ from torch import nn
 from ..devices.facts import macos, parse_version
 from ..errors import MisconfigurationException
 from .introspection import is_offloaded
-from .mlx_layers import MLXLinear
+from .mlx_layers import MLXEmbedding, MLXLinear
 
 
 def move(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
@@ -84,6 +84,12 @@ def describe_quantized(model: Any, device: torch.device) -> str | None:
     is_slow = device.type == "mps" and not _has_metal_kernels(macos(), torch.__version__)
     how = "without its Metal kernels, which is slow" if is_slow else ""
     return f"frozen weights in {4 if kind == 'Linear4bit' else 8} bits by bitsandbytes{', ' if how else ''}{how}"
+
+
+def packed_sizes(model: nn.Module) -> dict[int, int]:
+    """Returns the number of weights in each packed parameter of MLX's format, by the id of the parameter."""
+    layers = [each for each in model.modules() if isinstance(each, (MLXLinear, MLXEmbedding))]
+    return {id(each.packed_weight): each.packed_weight.numel() * 8 // each.bits for each in layers}
 
 
 def _has_metal_kernels(version: str | None, torch_version: str) -> bool:

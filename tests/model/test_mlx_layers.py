@@ -88,7 +88,7 @@ def test_embedding_equals_dequantized_one(bits, factor):
 
 def test_layers_move_and_say_what_they_are():
     layer = MLXLinear(*parts(4)).to(torch.bfloat16)
-    assert (layer.weight.dtype, layer.dtype, layer.in_features, layer.out_features) == (
+    assert (layer.packed_weight.dtype, layer.dtype, layer.in_features, layer.out_features) == (
         *(torch.uint8, torch.bfloat16),
         *(COLUMNS, ROWS),
     )

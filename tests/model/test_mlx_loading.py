@@ -1,5 +1,6 @@
 """Models in MLX's quantized format, loaded into transformers' models and trained with adapters."""
 
+import copy
 import json
 import shutil
 
@@ -98,11 +99,11 @@ def test_layers_may_differ_and_be_left_plain(saved):
 def test_head_shares_weights_of_embeddings(saved):
     folder, _ = saved(tie_word_embeddings=True)
     model = load_mlx_model(folder, device="cpu")
-    assert model.lm_head.packed is model.model.embed_tokens.weight
+    assert model.lm_head.packed_weight is model.model.embed_tokens.packed_weight
     assert model.lm_head.scales is model.model.embed_tokens.scales
     folder, _ = saved(tie_word_embeddings=False)
     model = load_mlx_model(folder, device="cpu")
-    assert model.lm_head.packed is not model.model.embed_tokens.weight
+    assert model.lm_head.packed_weight is not model.model.embed_tokens.packed_weight
 
 
 def test_weight_of_head_can_be_read(saved):
@@ -111,8 +112,9 @@ def test_weight_of_head_can_be_read(saved):
     head = load_mlx_model(folder, dtype=torch.float32, device="cpu").lm_head
     torch.testing.assert_close(head.weight, plain.lm_head.weight.data, atol=1e-6, rtol=1e-5)
     assert [name for name, _ in head.named_parameters()] == ["packed_weight"]
-    with pytest.raises(AttributeError):
-        head.weight = torch.zeros(1)
+    assert type(head.weight[2:4]) is torch.Tensor
+    with pytest.raises(MisconfigurationException):
+        head.weight.data += 1
 
 
 def test_weights_go_to_device_of_trainer(mps, saved):
@@ -226,10 +228,57 @@ def test_memory_is_that_of_estimate(mps, saved, make_args, dtype):
     assert report.bytes_peak == pytest.approx(mps.report().bytes_peak - before, rel=0.1)
 
 
-def test_merging_into_quantized_weights_is_refused(saved):
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("target", ["all-linear", ["lm_head"]])
+def test_merging_into_quantized_weights_is_refused(saved, target, bits, safe):
+    folder, _ = saved(bits=bits, tie_word_embeddings=False)
+    model = with_lora(load_mlx_model(folder, device="cpu"), target_modules=target)
+    assert "merge it with mlx_lm.fuse" in refusal(model.merge_and_unload, safe_merge=safe)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_dora_reads_dequantized_weights(saved, bits):
+    folder, plain = saved(bits=bits)
+    models = [load_mlx_model(folder, dtype=torch.float32, device="cpu"), plain]
+    models = [with_lora(each, target_modules="all-linear", use_dora=True).eval() for each in models]
+    with torch.no_grad():
+        first, second = (each(words()).logits for each in models)
+    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)
+    for (name, first), (_, second) in zip(*(each.named_parameters() for each in models), strict=False):
+        if "magnitude" in name:
+            torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)
+
+
+def test_biases_learn(saved, make_args):
+    folder, _ = saved("Qwen2ForCausalLM")
+    model = adapted(folder, bias="all")
+    before = weights(model)
+    Trainer(model, make_args(max_steps=2, learning_rate=1e-2), train_dataset=examples()).train()
+    biases = [name for name in before if name.endswith("proj.base_layer.bias")]
+    assert biases
+    assert not any(torch.equal(before[name], weights(model)[name]) for name in biases)
+
+
+def test_model_cannot_be_saved_as_a_whole(saved, tmp_path):
     folder, _ = saved()
-    with pytest.raises(RuntimeError):
-        adapted(folder).merge_and_unload()
+    model = load_mlx_model(folder, device="cpu")
+    assert "cannot be saved as a whole" in refusal(model.save_pretrained, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    model.tie_weights()
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        assert torch.equal(copied(words()).logits, model(words()).logits)
+
+
+def test_model_prepared_for_quantized_training_trains(saved, make_args):
+    """PEFT then casts the norms to float32, and so the activations."""
+    peft = pytest.importorskip("peft")
+    folder, _ = saved()
+    frozen = load_mlx_model(folder, dtype="bfloat16", device="cpu")
+    model = with_lora(peft.prepare_model_for_kbit_training(frozen), target_modules="all-linear")
+    trainer = Trainer(model, make_args(max_steps=2), train_dataset=examples())
+    assert trainer.train().training_loss > 0
 
 
 def test_model_without_adapter_is_refused(saved, make_args):
@@ -318,13 +367,19 @@ def test_weights_stay_as_they_were(saved, make_args):
     assert_same_weights(before, {name: each for name, each in weights(model).items() if "lora_" not in name})
 
 
+def adapter_of(model):
+    return [each for name, each in model.named_parameters() if "lora_" in name]
+
+
 def test_first_lines_name_format(saved, make_args):
-    folder, _ = saved(layers={"model__layers__0__mlp__down_proj": {"bits": 8, "group_size": 64}})
+    folder, plain = saved(layers={"model__layers__0__mlp__down_proj": {"bits": 8, "group_size": 64}})
     model, args = adapted(folder), make_args(max_steps=1)
     trainer = Trainer(model, args, train_dataset=examples())
     trainer.train()
-    line = "  frozen weights in MLX's format, 4 and 8 bits: dequantized in each pass"
-    assert line in first_lines(args, trainer.state, model, None)
+    lines = first_lines(args, trainer.state, model, None)
+    assert "  frozen weights in MLX's format, 4 and 8 bits: dequantized in each pass" in lines
+    count = sum(each.numel() for each in (*plain.parameters(), *adapter_of(model)))
+    assert f"  {count:,} parameters, {sum(each.numel() for each in adapter_of(model)):,} of them trained" in lines[1]
 
 
 def test_format_is_found(saved, tmp_path):

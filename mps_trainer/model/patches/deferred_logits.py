@@ -30,7 +30,7 @@ from ...devices.large_products import INNER, product
 from ...training_args import TrainingArguments
 from ...utils.attributes import attributes_replaced
 from ..introspection import base_model
-from ..mlx_layers import MLXHead
+from ..mlx_layers import MLXLinear
 
 # Bytes of float32 logits that exist at a time. Of the plain loss's processor time, for 512 rows of 512 numbers and
 # 65,536 words, 32 MiB take 1.10 and 64 MiB 1.01; with a frozen head 1.25 and 1.04.
@@ -50,7 +50,7 @@ def deferring_head(model: nn.Module, args: TrainingArguments, is_distributed: bo
         head = base_model(model).get_output_embeddings()
     except (AttributeError, NotImplementedError):
         return None
-    return head if type(head) in (nn.Linear, MLXHead) and "forward" not in vars(head) else None
+    return head if type(head) in (nn.Linear, MLXLinear) and "forward" not in vars(head) else None
 
 
 def has_large_logits(head: nn.Linear) -> bool:
@@ -109,12 +109,12 @@ class Head(NamedTuple):
     bias: torch.Tensor | None = None
     most_words: int | None = None
     autocast: torch.dtype | None = None
-    quantized: MLXHead | None = None
+    quantized: MLXLinear | None = None
 
     @classmethod
     def of(cls, layer: Any, most_words: int | None, autocast: torch.dtype | None) -> Head:
-        quantized = layer if isinstance(layer, MLXHead) else None
-        weight = layer.weight if quantized is None else quantized.packed
+        quantized = layer if isinstance(layer, MLXLinear) else None
+        weight = layer.weight if quantized is None else quantized.packed_weight
         return cls(weight, layer.bias, most_words, autocast, quantized)
 
     @property

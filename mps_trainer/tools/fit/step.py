@@ -18,7 +18,7 @@ from ...data.unpadding import in_one_row, record_layouts
 from ...errors import MisconfigurationException
 from ...loop.run import TrainingRun
 from ...model.introspection import base_model
-from ...model.mlx_layers import MLXLinear
+from ...model.mlx_layers import MLXEmbedding, MLXLinear
 from ...model.padding_free import PaddingPlan
 from ...model.preparation import model_patched, prepare_model
 from ...optim import adamw
@@ -179,9 +179,10 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
 
 def _read_by_products(model: nn.Module) -> int:
     """Returns the bytes of the weights that matrix products read, each once: not those of tables to look up in."""
-    tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    tables = {id(each.packed_weight if isinstance(each, MLXEmbedding) else each.weight) for each in embeddings}
     linear = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    heads = {id(each.packed if isinstance(each, MLXLinear) else each.weight) for each in linear}
+    heads = {id(each.packed_weight if isinstance(each, MLXLinear) else each.weight) for each in linear}
     weights = {id(each): each for each in model.parameters() if each.dim() > 1}
     return sum(each.nbytes for key, each in weights.items() if key not in tables or key in heads)
 
