@@ -62,7 +62,7 @@ class PaddingFree:
             if made is None and not self._has_said_side and has_label_after_padding(batch):
                 self._has_said_side = True
                 logger.warning(
-                    "Batches with padding before a text keep it, because the loss counts the text's first token. Set "
+                    "Left-padded batches keep their padding, because the loss counts the first token of their texts. Set "
                     "tokenizer.padding_side='right' to train without padding."
                 )
         # a text alone would not show whether texts see each other
