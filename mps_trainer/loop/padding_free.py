@@ -62,8 +62,8 @@ class PaddingFree:
             if made is None and not self._has_said_side and has_label_after_padding(batch):
                 self._has_said_side = True
                 logger.warning(
-                    "Left-padded batches keep their padding, because the loss counts the first token of their texts. Set "
-                    "tokenizer.padding_side='right' to train without padding."
+                    "Left-padded batches keep their padding, because the loss counts the first token of their texts. "
+                    "Set tokenizer.padding_side='right' to train without padding."
                 )
         # a text alone would not show whether texts see each other
         is_alone = all(layout.batch < 2 for layout in layouts)
