@@ -58,7 +58,9 @@ def _train(peer: str, device: str, steps: int, settled: int, every: int, folder:
     series: list[list[float]] = []
     done = [0]
 
-    def note(*_: Any) -> None:
+    def note(module: Any, *_: Any) -> None:
+        if not module.training:  # mps_trainer compares a first batch with and without padding
+            return
         torch.manual_seed(done[0])  # the same dropout for all
         if done[0] % every == 0 or done[0] == steps - 1:
             series.append([done[0], in_use() / MIB])

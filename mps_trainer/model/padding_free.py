@@ -164,13 +164,13 @@ def _why_not_with_encoders(model: Any, trainer: PlannedTrainer) -> str | None:
     if type(model).__name__.endswith("ForQuestionAnswering"):
         return "its loss reads the padding"
     kind: Any = type(trainer)
-    if trainer._mt_overrides.compute_loss and kind.compute_loss.__module__.startswith(_OF_SENTENCES):
+    if trainer._mt_overrides.compute_loss and _home_of(kind.compute_loss).startswith(_OF_SENTENCES):
         others = [type(each).__name__ for each in _outside_networks(model) if _home_of(each).startswith(_OF_SENTENCES)]
         unknown = sorted({*others} - _POOLING) or [
             type(each).__name__ for each in _outside_networks(model) if not _home_of(each).startswith(_OF_MODULES)
         ]
         return f"its module {unknown[0]} may read the padding" if unknown else None
-    is_head = type(model).__module__.startswith("transformers.models.") and "For" in type(model).__name__
+    is_head = _home_of(model).startswith("transformers.models.") and "For" in type(model).__name__
     if is_head:
         return None
     if _is_loss_of_others(trainer):
@@ -207,7 +207,7 @@ def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
         return "the model is no decoder with a head"
     forward = vars(model).get("forward", type(model).forward)
     forward = inspect.unwrap(getattr(forward, "__func__", forward))
-    is_of_transformers = type(model).__module__.startswith("transformers.models.")
+    is_of_transformers = _home_of(model).startswith("transformers.models.")
     has_own_loss = getattr(model, "_loss_function", None) is not None
     if has_own_loss or not is_of_transformers or not _home_of(forward).startswith(_OF_FORWARD):
         return "its forward or its loss is not that of transformers"
