@@ -92,7 +92,8 @@ class PaddingFree:
         """Returns True if the first batch of this kind had the same numbers without padding."""
         has_padding_before = any(not bool(texts.mask[:, 0].all()) for texts in texts_in_batch(batch))
         if has_padding_before not in self._agreed:
-            if has_foreign_hooks(base_model(self._model), self.plan.encoders):  # which a callback has added
+            # callbacks may have added hooks since the plan was made
+            if has_foreign_hooks(base_model(self._model), self.plan.encoders):
                 self.plan.reason = "a forward hook may read the padded batch"
                 return False
             self._agreed[has_padding_before] = self._agrees(batch, made)

@@ -201,7 +201,7 @@ class ChunkedMask:
         layout, visible = self.layout, self.in_text
         assert layout is not None
         if visible is masking_utils.bidirectional_mask_function:
-            return layout.seen[:, None, None]  # of batch x 1 x 1 x keys
+            return layout.seen[:, None, None]  # its shape is batch x 1 x 1 x keys
         # texts begin at the first place, and see no padding, which follows them
         if visible is masking_utils.causal_mask_function and not is_eager:
             return None

@@ -24,7 +24,7 @@ _PARTS = ("scales", "biases")
 
 def load_mlx_model(
     name_or_folder: str | os.PathLike,
-    dtype: torch.dtype | str = torch.bfloat16,
+    dtype: Any = torch.bfloat16,
     device: str | torch.device | None = None,
     **hub: Any,
 ) -> Any:
@@ -45,7 +45,9 @@ def load_mlx_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    given, dtype = dtype, getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise MisconfigurationException(f"dtype={given!r} is not a floating-point dtype of torch, such as 'bfloat16'.")
     folder = _folder_of(name_or_folder, hub)
     settings = _settings_of(folder)
     try:

@@ -344,6 +344,12 @@ def test_config_that_does_not_fit_is_refused(saved, change, expected):
     assert expected in refusal(load_mlx_model, folder, device="cpu")
 
 
+@pytest.mark.parametrize("dtype", ["bf17", "int8", torch.int8, None])
+def test_other_dtypes_are_refused(saved, dtype):
+    folder, _ = saved()
+    assert "is not a floating-point dtype of torch" in refusal(load_mlx_model, folder, dtype=dtype, device="cpu")
+
+
 def test_damaged_files_are_refused(saved):
     folder, _ = saved()
     path = folder / "model.safetensors"
