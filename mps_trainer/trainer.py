@@ -380,8 +380,8 @@ class Trainer:
         """Returns the sizes of a run with the batches of `dataloader`; an override may set epochs and steps.
 
         Returns:
-            The epochs, the steps of an epoch, the examples of the dataset, those of all steps, those of a step in all
-            processes, the batches of an epoch, and the steps. For a stream of unknown length, an epoch has all steps.
+            The epochs, the steps of an epoch, the examples of the dataset, of all steps, and of a step in all processes,
+            the batches of an epoch, and the steps. For a stream of unknown length, an epoch has all steps.
 
         Raises:
             ValueError: for an empty dataset, or for a stream without `args.max_steps`.
@@ -453,7 +453,7 @@ class Trainer:
     ) -> Any:
         """Returns the loss of one batch, the mean over its items; with `return_outputs`, a pair of it and the outputs.
 
-        The Trainer weighs the losses of accumulated batches by their items. A loss of yours that is already normalised
+        The Trainer weighs the losses of accumulated batches by their items. Your own loss that is already normalised
         over `num_items_in_batch`, the items of the whole update, needs `loss_is_scaled_for_ga = True`; one that is the
         mean of its own batch, False. Where that is None, a loss that does not come from here counts as normalised if
         the model takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as it does in transformers.

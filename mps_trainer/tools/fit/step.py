@@ -125,7 +125,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
     exist. Nothing of the Trainer is changed, and nothing is computed: only shapes are. Call it inside `as_on_mps()`.
 
     Args:
-        change: is called with a copy of the Trainer, of which the step is then measured. Default: no change.
+        change: changes a copy of the Trainer, whose step is then measured. Default: no change.
         accumulates: whether the gradients of earlier batches exist in any case.
     """
     stand_in = _stand_in(trainer)
