@@ -84,7 +84,7 @@ class MachineFacts:
     torchelastic_restart_count: int | None = None
     slurm: bool = False  # the processes are a step of Slurm, from which the numbers above are
     mlx_launch: bool = False  # mlx.launch has started the processes, and the numbers above are from its variables
-    mlx: bool = False  # MLX is installed, over which several processes on mps exchange gradients; not looked up for one process
+    mlx: bool = False  # MLX is installed, over which several processes on mps exchange gradients; unknown for one
 
     # Only a report wants these: for_a_report() fills them in, gather_facts() leaves them unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"

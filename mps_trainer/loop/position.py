@@ -64,7 +64,7 @@ class Position:
         epoch, batches: the epoch, and its batches consumed so far, the current update included.
         epoch_has_ended: True between the end of an epoch and the begin of the next.
         loader_has_ended: True if an epoch of unknown length ended because the loader gave no more batches.
-        postponed: the actions ("evaluate", "save", "stop") that were still due when a signal or crash interrupted the run.
+        postponed: the actions ("evaluate", "save", "stop") that were due when a signal or crash interrupted the run.
         examples_at_a_time: the examples that fit into memory if batches were halved, else None.
         grad_norm, learning_rate: gradient norm and learning rate of the last update, for the log at an epoch's end.
         first_step: the step after which this run began or resumed.
