@@ -380,8 +380,8 @@ class Trainer:
         """Returns the sizes of a run with the batches of `dataloader`; an override may set epochs and steps.
 
         Returns:
-            The epochs, the steps of an epoch, the examples of the dataset, of all steps and of a step in all processes,
-            the batches of an epoch, and the steps. For a stream of unknown length, an epoch has all steps.
+            The epochs, the steps of an epoch, the examples of the dataset, of all steps and of one step (in all
+            processes), the batches of an epoch, and the steps. For a stream of unknown length, an epoch has all steps.
 
         Raises:
             ValueError: for an empty dataset, or for a stream without `args.max_steps`.

@@ -24,8 +24,8 @@ class Obstacle:
     """The cause that keeps a machine from using an accelerator, and the remedy.
 
     Both are clauses without a capital or a full stop, so that they fit into a sentence. `repairable` says that the
-    hardware is in this machine and software stands in its way. `name` is the name of the doctor's finding about it; in a
-    `Decision`, the name of the device.
+    hardware is in this machine and software stands in its way. `name` is the name of the doctor's finding about it, or
+    of the device in a `Decision`.
     """
 
     why: str

@@ -178,7 +178,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
 
 
 def _read_by_products(model: nn.Module) -> int:
-    """Returns the bytes of the weights that matrix products read, each once: not those of tables to look up in."""
+    """Returns the bytes of the weights that matrix products read, each once, without embedding tables."""
     embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding)]
     tables = {id(each.packed_weight if isinstance(each, MLXEmbedding) else each.weight) for each in embeddings}
     linear = [each for each in model.modules() if isinstance(each, nn.Linear)]
