@@ -192,7 +192,7 @@ class TrainingArguments(
 
     @property
     def n_gpu(self) -> int:
-        """Returns the number of accelerators that this process uses: 1, or 0 on the CPU."""
+        """Returns the number of accelerators that this process uses, which is 1, or 0 on the CPU."""
         return 0 if self.decision.type == "cpu" else 1
 
     @property
