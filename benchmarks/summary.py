@@ -210,6 +210,14 @@ class Table:
 
 
 TABLES = {
+    "attention": Table(
+        "docs/long-texts.md",
+        {"torch": "torch's attention", "ours": "in blocks"},
+        tuple(
+            (f"{tokens:,} tokens: processor time, relative", over("torch", f"milliseconds_{tokens}"))
+            for tokens in (1024, 4096)
+        ),
+    ),
     "padding": Table(
         "docs/padding.md",
         {"transformers": "transformers", "padded": "`padding_free=False`", "ours": "without padding"},
