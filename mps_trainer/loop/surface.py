@@ -19,7 +19,6 @@ from ..checkpoints.checkpoints import Checkpoints
 from ..checkpoints.saver import SavingTrainer
 from ..data.transfer import BatchTransfer
 from ..guards.memory_errors import DescribedTrainer
-from ..guards.supervised import SupervisedRun
 from ..model.preparation import PreparedTrainer
 
 
@@ -38,7 +37,6 @@ class TrainerSurface(SavingTrainer, PreparedTrainer, DescribedTrainer, Protocol)
     _eval_dataloaders: dict[str, Any]
     is_in_train: bool
     _trial: Any
-    _mt_supervised: SupervisedRun | None
     _mt_checkpoints: Checkpoints
     _mt_transfer: BatchTransfer
 
