@@ -152,13 +152,13 @@ DIAGNOSED: dict[str, Diagnosed] = {
     # bitsandbytes and its Metal kernels, for torch 2.10 to 2.12 on macOS 26
     "bitsandbytes on macOS 15": m3("slow-quantization", "load_mlx_model", packages=QLORA),
     "bitsandbytes on a newer torch": Diagnosed(
-        mac("26.2", "2.13.0", **MACOS_26), "slow-quantization", "load_mlx_model"
+        mac("26.2", "2.13.0", **MACOS_26), "wrong-results slow-quantization", NEWER
     ),
     "bitsandbytes without kernels": Diagnosed(
-        mac("26.2", "2.12.0", **MACOS_26), "slow-quantization", "python -m pip install kernels"
+        mac("26.2", "2.12.0", **MACOS_26), "wrong-results slow-quantization", NEWER
     ),
     "bitsandbytes with kernels": Diagnosed(
-        mac("26.2", "2.12.0", **{**MACOS_26, "packages": {**QLORA, "kernels": "0.10"}})
+        mac("26.2", "2.12.0", **{**MACOS_26, "packages": {**QLORA, "kernels": "0.10"}}), "wrong-results", NEWER
     ),
     "bitsandbytes on linux": Diagnosed(pc("2.15.0", packages=QLORA)),
     # several at once: what keeps the GPU idle first, then what goes wrong, notes last
