@@ -67,6 +67,7 @@ from .evaluation.metrics import as_cell
 from .evaluation.predictions import has_loss, labels_of, logits_of
 from .guards.memory import limit_memory, release_buffers
 from .guards.memory_errors import PLACING, explained
+from .guards.supervised import SupervisedRun
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
 from .loop.initial_state import load_callbacks, new_state
@@ -153,6 +154,7 @@ class Trainer:
     _mt_methods: ClassVar[dict[str, Any]] = {}
     _mt_created_with: float | None = None  # the learning rate that the optimizer from here was created with
     _mt_run: TrainingRun | None = None  # the one that is under way
+    _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
     _mt_length_buckets: LengthBuckets | None = None  # the training data has them; None until they are asked for
 
     def __init__(
@@ -1013,8 +1015,7 @@ class Trainer:
 
     def _load_callback_state(self) -> None:
         """Restores the callbacks from `state.stateful_callbacks`, if the arguments ask for it or after a restart."""
-        supervised = None if self._mt_run is None else self._mt_run.supervised
-        is_restarted = supervised is not None and supervised.is_restarted
+        is_restarted = self._mt_supervised is not None and self._mt_supervised.is_restarted
         if self.args.restore_callback_states_from_checkpoint or is_restarted:
             load_callbacks(self)
 

@@ -216,8 +216,8 @@ class MicrobatchSplitter:
             min(largest, size) if largest > 1 else size,
             max_examples,
         )
-        if self.trainer._mt_run is not None:
-            self.trainer._mt_run.note_progress()  # so that a restart begins with the smaller batches
+        if self.trainer._mt_supervised is not None:
+            self.trainer._mt_supervised.note(self.trainer.state.global_step, max_examples)
         note = f"Memory ran out. From here on training batches have {max_examples} examples."
         self.trainer._mt_events.note("warning", note)
 

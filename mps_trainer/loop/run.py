@@ -28,7 +28,6 @@ from ..distributed import sharded
 from ..distributed.ddp import inside, is_current, no_sync
 from ..guards.memory import CacheGuard
 from ..guards.signals import SignalHandler
-from ..guards.supervised import SupervisedRun
 from ..model.introspection import base_model, check_trainable
 from ..model.padding_free import PaddingPlan
 from ..optim.adamw import AdamW
@@ -65,7 +64,6 @@ class TrainingRun:
         trial: the trial of a search for hyper-parameters, or None.
         resume_from: the checkpoint folder to resume, or None.
         padding: how the run leaves out padding. Default: it does not.
-        supervised: the run as its supervisor, `--restarts` or torchrun, knows it; None without one.
 
     Attributes:
         model: the model as it is called: compiled, or one of several replicas, if the arguments say so.
@@ -80,11 +78,10 @@ class TrainingRun:
         trial: Any = None,
         resume_from: str | None = None,
         padding: PaddingPlan | None = None,
-        supervised: SupervisedRun | None = None,
     ) -> None:
         self.trainer, self.trial, self.args, self.events = trainer, trial, trainer.args, trainer._mt_events
         self.resume_from, args, processes = resume_from, trainer.args, trainer._mt_processes
-        self.supervised = supervised
+        supervised = trainer._mt_supervised
         limit = None if supervised is None or args.fsdp else supervised.examples  # memory ran out before a restart
         splits_batches = args.auto_find_batch_size or limit is not None
         self.batch_size, examples_at_a_time = initial_batch_sizes(args, resume_from, limit)
@@ -267,7 +264,7 @@ class TrainingRun:
         self.note_progress()
         self.gradients.clear(self.trainer.optimizer)
         self.trainer.current_flos = 0.0  # an earlier run may have failed before it stored its own
-        position, supervised = self.position, self.supervised
+        position, supervised = self.position, self.trainer._mt_supervised
         if supervised is not None and supervised.is_restarted and self.trainer.control.should_training_stop:
             position.postponed.append("stop")  # the run died after a callback had ended it
         with position.rng_restored_if_resumed():
@@ -301,7 +298,7 @@ class TrainingRun:
         return self.position.epoch_has_ended and self.trainer.state.global_step >= self.plan.max_steps
 
     def begin_report(self) -> None:
-        trainer, supervised = self.trainer, self.supervised
+        trainer, supervised = self.trainer, self.trainer._mt_supervised
         report = begin_report(
             trainer._mt_checkpoints.run_dir,
             self.args,
@@ -423,8 +420,8 @@ class TrainingRun:
             self.drift.add(batch)
 
     def note_progress(self) -> None:
-        if self.supervised is not None:
-            self.supervised.note(self.trainer.state.global_step, self.trainer.state.train_batch_size)
+        if (supervised := self.trainer._mt_supervised) is not None:
+            supervised.note(self.trainer.state.global_step, self.trainer.state.train_batch_size)
 
     def zero_gradient_backward(self, batch: Any, num_items: Any) -> None:
         """Runs forward and backward without adding to the gradients, where the other processes wait for this one."""

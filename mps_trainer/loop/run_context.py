@@ -49,17 +49,17 @@ def run_of(
     with (
         absent_named(phase),
         own_run_folder(run_dir, trainer.args, processes),
-        supervised(run_dir, processes, trial) as supervision,
+        supervised(run_dir, processes, trial) as trainer._mt_supervised,
         ending_in_order(trainer),
         absent_named(phase),  # here as well, because the report shows what it adds to an error
         explained(trainer, TRAINING),
     ):
-        run_id = None if supervision is None else supervision.run_id
+        run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
         trainer._mt_checkpoints, trainer.is_in_train = Checkpoints(run_dir, run_id), True
         check_same_data(trainer, processes)
-        resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, supervision, processes)
+        resume_from = checkpoint_to_resume(resume_from_checkpoint, run_dir, trainer._mt_supervised, processes)
         with prepared_for_training(trainer) as padding:
-            run = TrainingRun(trainer, trial, resume_from, padding, supervision)
+            run = TrainingRun(trainer, trial, resume_from, padding)
             run.resume()  # a signal interrupts the loading at once
             with run.signals:
                 yield run
@@ -103,7 +103,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         raise
     finally:
         run, trainer._mt_run = trainer._mt_run, None  # first: another interrupt may come while workers end
-        trainer.is_in_train = False
+        trainer._mt_supervised, trainer.is_in_train = None, False
         if run is not None:
             run.batch_source.close()  # a run may end within an epoch; its workers would be killed when Python exits
         close_workers(*([] if run is None else [run.loader]), *trainer._eval_dataloaders.values())

@@ -19,6 +19,7 @@ from ..checkpoints.checkpoints import Checkpoints
 from ..checkpoints.saver import SavingTrainer
 from ..data.transfer import BatchTransfer
 from ..guards.memory_errors import DescribedTrainer
+from ..guards.supervised import SupervisedRun
 from ..model.preparation import PreparedTrainer
 
 
@@ -37,6 +38,7 @@ class TrainerSurface(SavingTrainer, PreparedTrainer, DescribedTrainer, Protocol)
     _eval_dataloaders: dict[str, Any]
     is_in_train: bool
     _trial: Any
+    _mt_supervised: SupervisedRun | None
     _mt_checkpoints: Checkpoints
     _mt_transfer: BatchTransfer
 
