@@ -61,7 +61,7 @@ def _adapted(peer: str, layers: int, width: int, folder: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    config: Any = transformers.LlamaConfig(
         vocab_size=4096,
         hidden_size=width,
         intermediate_size=3 * width,
@@ -91,7 +91,7 @@ def _adapted(peer: str, layers: int, width: int, folder: str) -> Any:
 def _arguments(folder: str, steps: int, **more: Any) -> Any:
     import mps_trainer
 
-    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": steps}
+    quiet: dict[str, Any] = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": steps}
     return mps_trainer.TrainingArguments(folder, per_device_train_batch_size=1, max_steps=steps, **quiet, **more)
 
 
