@@ -19,7 +19,7 @@ LONGEST = 2**31 - 1  # characters of a cell, which may be a whole book: Python's
 
 
 def load_splits(name: str, seed: int = 42) -> tuple[Any, Any]:
-    """Returns the rows to train on and the rows to evaluate on.
+    """Returns the rows to train on and those to evaluate on.
 
     `name` is a file (see `read_table`), a folder with a file for each split, or a dataset on the hub. A tenth of the
     rows is held back if there is no split validation or test.
