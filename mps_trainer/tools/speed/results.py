@@ -229,9 +229,9 @@ def _training_row(result: WorkloadResult, judged: bool) -> list[str]:
     peaks = [_bytes(side and side.peak_bytes) for side in (result.ours, result.theirs)]
     return [
         f"{result.name} ({result.sizes})",
-        _step(result.ours),
-        _step(result.theirs),
-        _ratio(result, judged),
+        step_text(result.ours),
+        step_text(result.theirs),
+        ratio_text(result, judged),
         NOTHING if peaks == [NOTHING] * 2 else f"{peaks[0]} ({peaks[1]})",
         _bytes(result.estimated_bytes),
         result.published or NOTHING,
@@ -243,12 +243,12 @@ def _operation_row(result: WorkloadResult, judged: bool) -> list[str]:
         f"{result.name} ({result.sizes})",
         _call(result.ours),
         _call(result.theirs),
-        _ratio(result, judged),
+        ratio_text(result, judged),
         result.published or NOTHING,
     ]
 
 
-def _ratio(result: WorkloadResult, judged: bool) -> str:
+def ratio_text(result: WorkloadResult, judged: bool) -> str:
     """Returns the median ratio with its range and the number of rounds; nothing where it may not be judged."""
     ratios = result.ratios()
     if not ratios or not judged or result.unsteady:
@@ -263,7 +263,7 @@ def _call(side: Measured | None) -> str:
     return duration(side.median)
 
 
-def _step(side: Measured | None) -> str:
+def step_text(side: Measured | None) -> str:
     if side is None or side.median is None:
         return _failed(side)
     return f"{duration(side.median)}, {_digits(1 / side.median)} steps/s"
