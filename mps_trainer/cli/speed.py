@@ -9,7 +9,6 @@ from typing import Any
 
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.watermarks import memory_limit
-from ..guards.awake import awake
 from .script import add_flags, check_report, write_json
 
 
@@ -44,9 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
         from ..tools import simulator
 
         simulator.hide_cuda()  # before the import of torch
-    tell(f"This takes about {'a minute' if arguments.quick else 'five minutes on a Mac'}.\n")
     resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all
+    tell(f"This takes about {'a minute' if arguments.quick else 'five minutes on a Mac, and longer on a CPU'}.\n")
     simulated = simulator.activate() if arguments.simulate else None
+    from ..guards.awake import awake
     from ..tools.speed import run_speed
     from ..tools.speed.workloads import FULL, QUICK
 

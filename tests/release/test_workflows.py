@@ -53,7 +53,11 @@ def test_what_the_steps_run_exists(path):
             stop = next((i for i, word in enumerate(mine) if word in ("||", ">")), len(mine))
             _parser().parse_args(mine[:stop])
         for word in words:
-            if word.startswith(("tests/", ".ci/", "examples/")) or word in ("constraints.txt", "CHANGELOG.md", "CITATION.cff"):
+            if word.startswith(("tests/", ".ci/", "examples/")) or word in (
+                "constraints.txt",
+                "CHANGELOG.md",
+                "CITATION.cff",
+            ):
                 assert (ROOT / word).exists(), word
 
 

@@ -17,7 +17,10 @@ MAC = Conditions(QUIET, QUIET, saves_power=False, others=0.4)
 REASONS = {
     "hot before": ({"before": replace(QUIET, thermal=1)}, "the machine is hot: thermal pressure is moderate"),
     "hot after": ({"after": replace(QUIET, thermal=2)}, "the machine is hot: thermal pressure is heavy"),
-    "a level that is not known": ({"after": replace(QUIET, thermal=9)}, "the machine is hot: thermal pressure is sleep"),
+    "a level that is not known": (
+        {"after": replace(QUIET, thermal=9)},
+        "the machine is hot: thermal pressure is sleep",
+    ),
     "saves energy": ({"saves_power": True}, "Low Power Mode is on"),
     "pressure": ({"after": replace(QUIET, pressure=WARNING)}, "memory pressure is high"),
     "critical": ({"before": replace(QUIET, pressure=CRITICAL)}, "memory pressure is critical"),
@@ -56,7 +59,9 @@ def test_a_simulated_device_is_never_judged():
 
 def test_the_watch_counts_processor_time_of_others_alone(monkeypatch):
     """In ten seconds all processors work for 14, and this process and its children for 9 of them."""
-    of_all = iter([SimpleNamespace(user=90.0, nice=1.0, system=9.0), SimpleNamespace(user=101.0, nice=2.0, system=11.0)])
+    of_all = iter(
+        [SimpleNamespace(user=90.0, nice=1.0, system=9.0), SimpleNamespace(user=101.0, nice=2.0, system=11.0)]
+    )
     own = iter([(3.0, 1.0, 0.0, 0.0), (9.0, 2.0, 1.5, 0.5)])
     names = ("user", "system", "children_user", "children_system")
 

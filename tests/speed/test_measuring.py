@@ -27,7 +27,15 @@ def on_cpu(monkeypatch):
 
 @pytest.mark.parametrize(
     ("probe", "seconds", "steps"),
-    [(0.1, 1.0, 10), (0.3, 1.0, 4), (0.9, 1.0, LEAST), (1.0, 1.0, 0), (20.0, 1.0, 0), (1e-9, 1.0, MOST), (0.1, 0.0, 0)],
+    [
+        (0.1, 1.0, 10),
+        (0.3, 1.0, 4),
+        (0.9, 1.0, LEAST),
+        (1.0, 1.0, 0),
+        (20.0, 1.0, 0),
+        (1e-9, 1.0, MOST),
+        (0.1, 0.0, 0),
+    ],
 )
 def test_the_number_of_steps_follows_from_the_time_of_the_first(probe, seconds, steps):
     assert how_many(probe, seconds) == steps

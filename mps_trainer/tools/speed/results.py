@@ -51,7 +51,8 @@ class WorkloadResult:
         other: the name of the other side: transformers or torch.
         ours: None if this package has no operation of its own.
         estimated_bytes: the peak that `mps-trainer fit` computes for `ours`; None for an operation or if it failed.
-        published: a figure of others for these sizes, with its source; None if there is none, or in smaller sizes.
+        published: a figure of others for these sizes, with its source; None if there is none, in smaller sizes and on
+            a simulated device.
         skipped: why it was not tried, as a clause; None if it was.
     """
 
@@ -154,9 +155,9 @@ class SpeedReport:
         operations = [result for result in self.workloads if not result.is_training]
         lines = [f"### mps-trainer speed{' --quick' if self.quick else ''}: {self._machine()}", "", self._head(), ""]
         if training:
-            lines += [*_markdown(_TRAINING_HEAD, [_training_row(each, self.judged) for each in training]), ""]
+            lines += [*_markdown(TRAINING_HEAD, [_training_row(each, self.judged) for each in training]), ""]
         if operations:
-            lines += [*_markdown(_OPERATIONS_HEAD, [_operation_row(each, self.judged) for each in operations]), ""]
+            lines += [*_markdown(OPERATIONS_HEAD, [_operation_row(each, self.judged) for each in operations]), ""]
         return "\n".join([*lines, *self._notes(), self.verdict])
 
     @property
@@ -213,7 +214,7 @@ def _no_report(why: str) -> MisconfigurationException:
 
 # Markdown
 
-_TRAINING_HEAD = (
+TRAINING_HEAD = (
     "a step of training",
     OURS,
     "transformers",
@@ -222,7 +223,7 @@ _TRAINING_HEAD = (
     "`fit` says",
     "published elsewhere",
 )
-_OPERATIONS_HEAD = ("an operation", OURS, "torch", "time relative to torch", "published elsewhere")
+OPERATIONS_HEAD = ("an operation", OURS, "torch", "time relative to torch", "published elsewhere")
 
 
 def _training_row(result: WorkloadResult, judged: bool) -> list[str]:

@@ -51,9 +51,7 @@ class StepTimer(TrainerCallback):
         seconds: the mean time of a step; None until the run has ended.
     """
 
-    def __init__(
-        self, device: torch.device, seconds: float, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, device: torch.device, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: float | None = None
         self._device, self._wanted, self._clock = device, seconds, clock
         self._begun, self._left = 0.0, 0
@@ -103,6 +101,8 @@ class Measurement:
             "disable_tqdm": True,
             "use_cpu": self.decision.type == "cpu",
         }
+        if name == OURS:
+            settings["save_on_signal"] = False  # Ctrl-C ends the command at once, as it does with transformers
         kinds: Any = (trainer, training_args) if name == OURS else (transformers, transformers)
         made = kinds[0].Trainer(
             model=self.task.model,

@@ -160,7 +160,9 @@ def _embeddings(is_real: bool) -> Task:
     config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
     pairs, length = 32, 128
     if not is_real:
-        config = BertConfig(vocab_size=1024, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128)
+        config = BertConfig(
+            vocab_size=1024, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
+        )
         pairs, length = 8, 32
     model = _in_bfloat16(lambda: Embedder(BertModel(config, add_pooling_layer=False)))
     tokens = torch.randint(config.vocab_size, (2, max(ROWS, pairs), length))
@@ -172,7 +174,9 @@ def _classifier(is_real: bool) -> Task:
 
     config, batch_size, length = BertConfig(), 32, 128
     if not is_real:
-        config = BertConfig(vocab_size=1024, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128)
+        config = BertConfig(
+            vocab_size=1024, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
+        )
         batch_size, length = 8, 32
     rows = _random_rows(config.vocab_size, length, labels=2)
     return Task(BertForSequenceClassification(config), rows, batch_size)
