@@ -169,7 +169,7 @@ def test_the_macos_job_shows_speeds_and_fails_with_a_workload(tmp_path, status, 
     assert (tmp_path / "summary.md").read_text() == (tmp_path / "speed.md").read_text() == "| a table |\n"
 
 
-@pytest.mark.integration
+@pytest.mark.acceptance  # the job runs the same script; tests/faults kills many more runs
 def test_the_macos_job_resumes_after_a_kill(tmp_path, monkeypatch):
     """The script of the job runs here with fewer steps."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -274,3 +274,10 @@ def test_each_workload_runs_in_its_smaller_size(name, mps, tmp_path):
     if workload.is_training:
         assert result.theirs.peak_bytes > 0
         assert result.ours.peak_bytes == pytest.approx(result.estimated_bytes, rel=0.1)
+
+
+def test_the_peak_of_a_run_is_its_own(mps, tmp_path):
+    measurement = Measurement(tiny_task(True), resolve(DeviceRequest(), gather_facts()), tmp_path, 0.0)
+    torch.zeros(10**7, device="mps")  # 40 MB, freed at once
+    _, peak = measurement.measure("mps_trainer")
+    assert 64 * 64 * 4 < peak < 10**6
