@@ -227,7 +227,7 @@ OPERATIONS_HEAD = ("an operation", OURS, "torch", "time relative to torch", "pub
 
 
 def _training_row(result: WorkloadResult, judged: bool) -> list[str]:
-    peaks = [_bytes(side and side.peak_bytes) for side in (result.ours, result.theirs)]
+    peaks = [_bytes(side.peak_bytes if side else None) for side in (result.ours, result.theirs)]
     return [
         f"{result.name} ({result.sizes})",
         step_text(result.ours),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.util
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,7 +161,7 @@ def _measure_training(
         estimated = measurement.estimated_bytes()
     except Exception as error:  # a step without values may fail where a real one does not
         tell(f" (fit failed with {type(error).__name__}: {first_line(error)})")
-    sides = {name: lambda name=name: measurement.measure(name) for name in (OURS, TRANSFORMERS)}
+    sides = {name: functools.partial(measurement.measure, name) for name in (OURS, TRANSFORMERS)}
     measured = alternate(sides, plan, tell)
     return WorkloadResult(**known, ours=measured[OURS], theirs=measured[TRANSFORMERS], estimated_bytes=estimated)
 
@@ -178,7 +179,7 @@ def _measure_operation(
         return seconds_of(call, device, plan.seconds / 2) / made.calls, None
 
     names = ["torch"] if not workload.has_own else [OURS, "torch"]
-    measured = alternate({name: lambda name=name: run(name) for name in names}, plan, tell)
+    measured = alternate({name: functools.partial(run, name) for name in names}, plan, tell)
     return WorkloadResult(**known, ours=measured.get(OURS), theirs=measured["torch"])
 
 
@@ -195,7 +196,7 @@ def seconds_of(call: Callable[[], object], device: torch.device, seconds: float)
 
 
 def alternate(
-    sides: dict[str, Side],
+    sides: Mapping[str, Side],
     plan: Plan,
     tell: Tell = lambda text: None,
     clock: Callable[[], float] = time.perf_counter,

@@ -191,17 +191,18 @@ def _attention(is_real: bool, device: torch.device) -> Operation:
 
     length, size = 4096 if is_real else 512, 64
     shape = 1, 8, length, size
-    inputs = [torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    query, key, value = (torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     visible = bidirectional_mask_function
     mask = ChunkedMask(visible, reach_of(visible), 1, length, length, device)
     direction = torch.randn(1, length, 8, size, device=device, dtype=torch.bfloat16)
 
     def of_torch() -> object:
-        out = nn.functional.scaled_dot_product_attention(*inputs).transpose(1, 2)
-        return torch.autograd.grad(out, inputs, direction)
+        out = nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+        return torch.autograd.grad(out, (query, key, value), direction)
 
     def ours() -> object:
-        return torch.autograd.grad(chunked_attention(*inputs, mask, size**-0.5), inputs, direction)
+        out = chunked_attention(query, key, value, mask, size**-0.5)
+        return torch.autograd.grad(out, (query, key, value), direction)
 
     return Operation(of_torch, ours)
 
