@@ -44,7 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         simulator.hide_cuda()  # before the import of torch
     resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all
-    tell(f"This takes about {'a minute' if arguments.quick else 'five minutes on a Mac, and longer on a CPU'}.\n")
     simulated = simulator.activate() if arguments.simulate else None
     from ..guards.awake import awake
     from ..tools.speed import run_speed

@@ -174,7 +174,7 @@ def test_a_report_of_the_cpu(measured):
     assert (steps.sizes, steps.published) == ("64 numbers", "a journal: 1 s")
     assert (smaller.sizes, smaller.published) == ("fewer numbers", None)
     assert {"mps_trainer", "python", "torch", "transformers"} <= report.versions.keys()
-    assert told.startswith("[1/3] steps ... mps_trainer ")
+    assert told.startswith("This takes about a minute.\n[1/3] steps ... mps_trainer ")
     assert told.count(" left)\n") == 2
 
 

@@ -72,6 +72,7 @@ def run_speed(
         raise MisconfigurationException(
             f"There is no folder for temporary files: {error.strerror}. Set TMPDIR to one."
         ) from error
+    tell(f"This takes about {'a minute' if plan.quick else 'five minutes on a Mac, and longer on a CPU'}.\n")
     watch, results = ConditionsWatch(), []
     with folder as path, quiet(), mock.patch.dict(os.environ):
         os.environ.pop(LAUNCHED, None)  # each workload has its number format
