@@ -44,13 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         simulator.hide_cuda()  # before the import of torch
     resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all
-    simulated = simulator.activate() if arguments.simulate else None
+    if arguments.simulate:
+        simulator.activate()
     from ..guards.awake import awake
     from ..tools.speed import run_speed
     from ..tools.speed.workloads import FULL, QUICK
 
     with awake(True):
-        report = run_speed(QUICK if arguments.quick else FULL, simulated, tell)
+        report = run_speed(QUICK if arguments.quick else FULL, tell)
     print(report, flush=True)
     write_json(arguments.json, report.to_dict())
     return 0 if report.passed else 1

@@ -71,11 +71,12 @@ def test_the_watch_counts_processor_time_of_others_alone(monkeypatch):
     monkeypatch.setattr(conditions.psutil, "cpu_times", lambda: next(of_all))
     monkeypatch.setattr(conditions.psutil, "Process", of_process)
     clock = iter([0.0, 10.0])
-    monkeypatch.setattr(conditions.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(conditions, "read_host_state", lambda: QUIET)
     monkeypatch.setattr(conditions, "system", lambda: "Darwin")
     monkeypatch.setattr(conditions, "low_power_mode", lambda: True)
-    assert ConditionsWatch().end() == Conditions(QUIET, QUIET, saves_power=True, others=pytest.approx(0.5))
+    assert ConditionsWatch(clock=lambda: next(clock)).end() == Conditions(
+        QUIET, QUIET, saves_power=True, others=pytest.approx(0.5)
+    )
 
 
 def test_a_sandbox_that_forbids_processor_times_tells_nothing(monkeypatch):

@@ -149,13 +149,12 @@ CALLS = Workload("calls", "adds", "", tiny_operation, is_training=False, has_own
 
 
 @pytest.fixture
-def measured(on_cpu, request):
-    """`measured(*workloads, plan)` measures on the device of the test; returns the report and what was told."""
+def measured(on_cpu):
+    """`measured(*workloads, plan)` measures on the CPU; returns the report and what was told."""
 
     def run(*workloads, plan=SHORT):
         told = []
-        simulated = request.getfixturevalue("mps") if "mps" in request.fixturenames else None
-        report = run_speed(plan, simulated, told.append, workloads)
+        report = run_speed(plan, told.append, workloads)
         return report, "".join(told)
 
     return run
@@ -176,6 +175,15 @@ def test_a_report_of_the_cpu(measured):
     assert {"mps_trainer", "python", "torch", "transformers"} <= report.versions.keys()
     assert told.startswith("This takes about a minute.\n[1/3] steps ... mps_trainer ")
     assert told.count(" left)\n") == 2
+
+
+def test_a_simulated_device_is_named_and_stands_beside_no_published_figure(mps):
+    report = run_speed(SHORT, workloads=(TINY,))
+    assert (report.device, report.simulated, report.smaller) == ("mps", True, True)
+    (result,) = report.workloads
+    assert result.published is None
+    assert result.ours.peak_bytes == pytest.approx(result.estimated_bytes, rel=0.1)
+    assert any("simulated" in reason for reason in report.unjudged)
 
 
 def test_real_sizes_are_computed_on_request(measured):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
@@ -57,14 +58,14 @@ class ConditionsWatch:
     The load counts at the beginning only: later, this process makes it.
     """
 
-    def __init__(self) -> None:
-        self._before = read_host_state()
-        self._begun, self._busy = time.perf_counter(), _busy_seconds()
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._before = clock, read_host_state()
+        self._begun, self._busy = clock(), _busy_seconds()
 
     def end(self) -> Conditions:
         busy, others = _busy_seconds(), None
         if busy is not None and self._busy is not None:
-            others = max(busy - self._busy, 0.0) / max(time.perf_counter() - self._begun, 1e-6)
+            others = max(busy - self._busy, 0.0) / max(self._clock() - self._begun, 1e-6)
         saves_power = low_power_mode() if system() == "Darwin" else None
         return Conditions(self._before, read_host_state(), saves_power, others)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -31,9 +31,6 @@ from .results import OURS, Measured, SpeedReport, WorkloadResult, duration
 from .training import TRANSFORMERS, Measurement, synchronize
 from .workloads import WORKLOADS, Operation, Plan, Workload
 
-if TYPE_CHECKING:
-    from ..simulator import SimulatedMPS
-
 Tell = Callable[[str], object]
 Side = Callable[[], tuple[float, int | None]]  # a run: the time of a step or a call, and the peak of memory
 
@@ -42,14 +39,12 @@ _PACKAGES = ("torch", "transformers", "accelerate", "peft")  # of which the repo
 
 def run_speed(
     plan: Plan,
-    simulated: SimulatedMPS | None = None,
     tell: Tell = lambda text: None,
     workloads: Sequence[Workload] = WORKLOADS,
 ) -> SpeedReport:
     """Measures the workloads on the device that training would choose here.
 
     Args:
-        simulated: the simulated mps device, if it is switched on.
         tell: is called with texts that make a line for each workload, with its times and an estimate of the rest.
 
     Raises:
@@ -63,7 +58,7 @@ def run_speed(
             f"{decision.world_size} processes were started, and the speed of one is measured. Start it without a "
             "launcher."
         )
-    is_simulated = simulated is not None and decision.type == "mps"
+    is_simulated = facts.mps_simulated and decision.type == "mps"
     is_real = not plan.quick or (decision.type != "cpu" and not is_simulated)
     chosen = [each for each in workloads if each.in_quick or not plan.quick]
     try:
