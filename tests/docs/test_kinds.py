@@ -12,8 +12,8 @@ KINDS = ("Tutorial", "How-to", "Reference", "Explanation", "Development")
 WIDTH = 88
 # Pages with longer lines, each with the reason.
 WIDER = {
-    "language-models": "a chat is one line of its file, to be copied",
     "preferences": "a pair of answers is one line of its file, to be copied",
+    "language-models": "a chat is one line of its file, to be copied",
     "README": "its two commands are one line each, to be copied whole",
 }
 
