@@ -20,12 +20,15 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "arguments_table",
-    "commands_table",
     "house",
     "selftests",
 ]
-exclude_patterns = ["_build", "_ext", "selftests"]
+exclude_patterns = [
+    "_build",
+    "_ext",
+    "selftests",
+    "api.md",
+]  # api.rst is the page of Sphinx; api.md, made from it, of GitHub
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]

@@ -1,9 +1,10 @@
 """The reference pages have every public name, argument, command and check."""
 
 import dataclasses
-import importlib
+import importlib.util
 import inspect
 import re
+import sys
 
 import pytest
 
@@ -16,7 +17,7 @@ from mps_trainer.tools.selftest.results import table as table_of_checks
 from .pages import ROOT, all_blocks
 
 API, COMMANDS_PAGE, SELFTEST = (
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("api", "commands", "selftest")
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("api.rst", "commands.md", "selftest.md")
 )
 PUBLIC = ("mps_trainer", "mps_trainer.check", "mps_trainer.export", "mps_trainer.simulator", "mps_trainer.selftest")
 NAMES = {module.__name__.rpartition(".")[2] for module in COMMANDS}
@@ -47,8 +48,40 @@ def test_listed_names_exist_with_docstrings(name):
     assert inspect.getdoc(found) if not inspect.isclass(found) else found.__doc__
 
 
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    """Returns the pages as docs/reference.py writes them."""
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = before
+    return module.pages()
+
+
+@pytest.mark.parametrize("name", ["api.md", "arguments.md", "commands.md"])
+def test_page_is_the_one_that_the_script_writes(name, generated):
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == generated[name], "run `python docs/reference.py`"
+
+
+def test_api_for_github_has_each_object_with_its_types(generated):
+    page = generated["api.md"]
+    for name in listed():
+        assert f"\n### `{name.rpartition('.')[2]}`\n" in page, name
+    assert "\n#### `Trainer.train`\n" in page
+    assert "\n    resume_from_checkpoint: str | bool | None = None,\n" in page
+    assert not re.search(r"^\.\. |:\w+:`|```\{", page, re.MULTILINE)  # what only Sphinx reads
+
+
+def test_tables_keep_bars_of_their_texts(generated):
+    (row,) = (line for line in generated["arguments.md"].splitlines() if line.startswith("| `data_seed`"))
+    assert row.startswith("| `data_seed`<br>`int \\| None: None` | Seed")
+    rows = [line for line in "".join(generated.values()).splitlines() if line.startswith("| `")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) in (3, 4) for line in rows)
+
+
 def test_fields_are_in_one_table_each_with_defaults_and_help_or_their_successors(extension):
-    table = extension("arguments_table")
+    table = extension("arguments_page")
     current, old = [row for rows in table.groups().values() for row in rows], table.deprecated()
     names = [row.name for row in (*current, *old)]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(TrainingArguments))
@@ -65,7 +98,7 @@ def test_fields_are_in_one_table_each_with_defaults_and_help_or_their_successors
 
 
 def test_commands_have_sections_with_the_options_of_help(extension):
-    page = {command.name: command for command in extension("commands_table").commands()}
+    page = {command.name: command for command in extension("commands_page").commands()}
     assert page.keys() == {"", *NAMES}
     (below,) = (action for action in _parser()._actions if action.dest == "command")
     for name, parser in below.choices.items():

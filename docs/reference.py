@@ -1,0 +1,48 @@
+"""Writes the reference pages, so that GitHub shows what Sphinx shows: `python docs/reference.py`.
+
+docs/arguments.md and docs/commands.md have generated parts between comments, and docs/api.md is generated whole.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+
+import api_page  # noqa: E402
+import arguments_page  # noqa: E402
+import commands_page  # noqa: E402
+
+PARTS = {
+    "arguments.md": {"current": arguments_page.current_tables, "deprecated": arguments_page.deprecated_table},
+    "commands.md": {"commands": commands_page.sections},
+}
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each page by its name, as it should be."""
+    found = {"api.md": api_page.markdown((HERE / "api.rst").read_text(encoding="utf-8"))}
+    for name, parts in PARTS.items():
+        text = (HERE / name).read_text(encoding="utf-8")
+        for part, make in parts.items():
+            begin, end = f"<!-- generated: {part} -->", f"<!-- end of {part} -->"
+            pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+            if len(pattern.findall(text)) != 1:
+                raise ValueError(f"{name} needs one {begin} and one {end} after it.")
+            generated = f"{begin}\n\n{make()}\n\n{end}"
+            text = pattern.sub(lambda _, generated=generated: generated, text)
+        found[name] = text
+    return found
+
+
+def main() -> None:
+    for name, text in pages().items():
+        (HERE / name).write_text(text, encoding="utf-8")
+        print(HERE / name)
+
+
+if __name__ == "__main__":
+    main()
