@@ -1,4 +1,4 @@
-"""Links in README, in the examples and in the documentation lead to existing files and headings, on GitHub and in Sphinx."""
+"""Links in README, the examples and the pages lead to existing files and headings, on GitHub and in Sphinx."""
 
 import functools
 import re
@@ -15,7 +15,7 @@ ALL = [
     ROOT / "benchmarks/results/README.md",
 ]
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_LINK = re.compile(r"(?:\]\(|<img src=\")([^)\"\s]+)[)\"]")
 
 
 def text_of(page: Path) -> str:
