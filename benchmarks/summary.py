@@ -168,7 +168,12 @@ ROWS = (
 SHORT_ROWS = (
     Row("times that a step waits for the GPU, BERT of 2 layers", "simulated", middle("blocking_reads", 0)),
     Row("operators that a step starts, same model", "simulated", middle("operators", 0)),
-    Row("MiB of a step with LoRA, small Llama, 65,536 words, 2,048 tokens", "language", middle("lora_mib", 0)),
+    Row(
+        "MiB of a step with LoRA, small Llama, 65,536 words, 2,048 tokens",
+        "language",
+        middle("lora_mib", 0),
+        needs="the import; not TRL, which computes the head itself",
+    ),
     Row(
         "MiB of causal attention over 4,096 tokens, 8 heads, with gradients",
         "attention",

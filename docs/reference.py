@@ -1,6 +1,7 @@
-"""Writes the reference pages, so that GitHub shows what Sphinx shows: `python docs/reference.py`.
+"""Writes what Sphinx makes from the package, so that GitHub shows it too: `python docs/reference.py`.
 
-docs/arguments.md and docs/commands.md have generated parts between comments, and docs/api.md is generated whole.
+docs/arguments.md, docs/commands.md and docs/index.md have generated parts between comments; docs/api.md is generated
+whole.
 """
 
 from __future__ import annotations
@@ -16,7 +17,26 @@ import api_page  # noqa: E402
 import arguments_page  # noqa: E402
 import commands_page  # noqa: E402
 
+_TOCTREE = re.compile(r"^```\{toctree\}\n:caption: \"?(.*?)\"?\n:hidden:\n\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def list_of_pages() -> str:
+    """Returns the pages with links, a line for each kind: GitHub shows no sidebar."""
+    lines = []
+    for caption, names in _TOCTREE.findall((HERE / "index.md").read_text(encoding="utf-8")):
+        links = [f"[{_title(name)}]({name}.md)" for name in names.split()]
+        lines.append(f"- **{caption}**: {', '.join(links)}")
+    return "\n".join(lines)
+
+
+def _title(name: str) -> str:
+    """Returns the title of a page up to its colon."""
+    path = HERE / f"{name}.md"
+    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").partition(":")[0]
+
+
 PARTS = {
+    "index.md": {"pages": list_of_pages},
     "arguments.md": {"current": arguments_page.current_tables, "deprecated": arguments_page.deprecated_table},
     "commands.md": {"commands": commands_page.sections},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class Row:
 def groups() -> dict[str, list[Row]]:
     """The fields that are not deprecated, by the subject of the class that declares them, in its order."""
     bases = [base for base in reversed(TrainingArguments.__bases__) if dataclasses.is_dataclass(base)]
-    rows = {base: [_row(field) for field in dataclasses.fields(base)] for base in bases}
+    rows = {base: [_row(base, field) for field in dataclasses.fields(base)] for base in bases}
     return {
         (base.__doc__ or "").rstrip("."): [row for row in each if not row.help.startswith(_PREFIX)]
         for base, each in rows.items()
@@ -38,15 +39,17 @@ def groups() -> dict[str, list[Row]]:
 
 def deprecated() -> list[Row]:
     """The deprecated fields; `help` is what to use instead."""
-    rows = [_row(field) for field in dataclasses.fields(DeprecatedArguments)]
+    rows = [_row(DeprecatedArguments, field) for field in dataclasses.fields(DeprecatedArguments)]
     return [
         dataclasses.replace(row, help=row.help.removeprefix(_PREFIX)) for row in rows if row.help.startswith(_PREFIX)
     ]
 
 
-def _row(field: dataclasses.Field[Any]) -> Row:
-    # The annotation as its author wrote it: resolved, an enum would show where it lives and not what it is.
-    return Row(field.name, str(field.type), repr(default_of(field)), field.metadata["help"], _status(field.name))
+def _row(owner: type, field: dataclasses.Field[Any]) -> Row:
+    # The annotation as its author wrote it: resolved, as HfArgumentParser leaves field.type, an enum shows its module.
+    annotations = [inspect.get_annotations(each) for each in owner.__mro__]
+    written = next(each[field.name] for each in annotations if field.name in each)
+    return Row(field.name, str(written), repr(default_of(field)), field.metadata["help"], _status(field.name))
 
 
 def _status(name: str) -> str:
@@ -64,8 +67,9 @@ def current_tables() -> str:
     """Returns a table for each subject: name, type and default beside what the field does."""
     found = []
     for subject, rows in groups().items():
-        cells = [(f"{code(row.name)}<br>{code(f'{row.type}: {row.default}')}", _said(row)) for row in rows]
-        found.append(f"### {subject}\n\n" + table(("Argument", "What it does, and what of it is refused"), cells))
+        # Type and default are no code, which a narrow column could not wrap.
+        cells = [(f"{code(row.name)}<br>{row.type}: {row.default}", _said(row)) for row in rows]
+        found.append(f"## {subject}\n\n" + table(("Argument", "What it does, and what of it is refused"), cells))
     return "\n\n".join(found)
 
 

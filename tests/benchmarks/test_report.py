@@ -1,5 +1,7 @@
 """The order of the measurements, the figures over all rounds, and the page and tables of results."""
 
+import re
+
 import pytest
 
 from benchmarks import charts, report, summary
@@ -84,6 +86,17 @@ def test_a_page_shows_the_committed_results(page, short):
     assert summary.replaced(text, summary.block(results, short)) == text
     assert {"overhead", "simulated", "mrpc", "startup", "learning"} <= results.keys()
     assert not any(result["quick"] for result in results.values())
+
+
+def test_readme_has_five_figures_that_a_mac_has_and_what_each_needs():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split(summary.BEGIN)[1].split("\n\n")[0]
+    head, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+    assert head == ["transformers", "mps_trainer", "needs"]
+    assert len(rows) == 5
+    for label, theirs, ours, needs in rows:
+        assert float(ours) < float(theirs), label
+        assert needs
+        assert not re.search(r"\b(seconds|time of|processor|ms)\b", label), "times of a CPU are none of a Mac"
 
 
 def test_the_page_of_results_is_the_one_that_the_benchmarks_write():

@@ -59,7 +59,7 @@ def generated() -> dict[str, str]:
     return module.pages()
 
 
-@pytest.mark.parametrize("name", ["api.md", "arguments.md", "commands.md"])
+@pytest.mark.parametrize("name", ["api.md", "arguments.md", "commands.md", "index.md"])
 def test_page_is_the_one_that_the_script_writes(name, generated):
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == generated[name], "run `python docs/reference.py`"
 
@@ -73,10 +73,15 @@ def test_api_for_github_has_each_object_with_its_types(generated):
     assert not re.search(r"^\.\. |:\w+:`|```\{", page, re.MULTILINE)  # what only Sphinx reads
 
 
+def test_front_page_links_to_every_page(generated):
+    linked = set(re.findall(r"\]\(([\w-]+)\.md\)", generated["index.md"].split("## All pages")[1]))
+    assert linked == {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+
+
 def test_tables_keep_bars_of_their_texts(generated):
     (row,) = (line for line in generated["arguments.md"].splitlines() if line.startswith("| `data_seed`"))
-    assert row.startswith("| `data_seed`<br>`int \\| None: None` | Seed")
-    rows = [line for line in "".join(generated.values()).splitlines() if line.startswith("| `")]
+    assert row.startswith("| `data_seed`<br>int \\| None: None | Seed")
+    rows = [line for line in (generated["arguments.md"] + generated["commands.md"]).splitlines() if line[:3] == "| `"]
     assert all(len(re.findall(r"(?<!\\)\|", line)) in (3, 4) for line in rows)
 
 
