@@ -88,17 +88,6 @@ def test_a_page_shows_the_committed_results(page, short):
     assert not any(result["quick"] for result in results.values())
 
 
-def test_readme_has_five_figures_that_a_mac_has_and_what_each_needs():
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split(summary.BEGIN)[1].split("\n\n")[0]
-    head, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
-    assert head == ["transformers", "mps_trainer", "needs"]
-    assert len(rows) == 5
-    for label, theirs, ours, needs in rows:
-        assert float(ours) < float(theirs), label
-        assert needs
-        assert not re.search(r"\b(seconds|time of|processor|ms)\b", label), "times of a CPU are none of a Mac"
-
-
 def test_the_page_of_results_is_the_one_that_the_benchmarks_write():
     results = report.read(summary.RESULTS)
     pictures = {path.stem: path.name for path in summary.RESULTS.glob("*.png")}

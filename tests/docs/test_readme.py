@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from benchmarks import summary
 from mps_trainer.cli.screen import screen
 from mps_trainer.launching.restarts import Progress, Restart, announcement
 from mps_trainer.tools.fit.fit_report import GIB, FitReport, RemedyResult
@@ -104,3 +105,14 @@ def test_script_trains_word_for_word(tmp_path, monkeypatch):
     assert names["trainer"].state.global_step == 2
     assert "eval_loss" in names["trainer"].state.log_history[-2]
     assert Path("sst2", "checkpoint-2", "model.safetensors").is_file()
+
+
+def test_readme_has_five_figures_that_a_mac_has_and_what_each_needs():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split(summary.BEGIN)[1].split("\n\n")[0]
+    head, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines())
+    assert head == ["transformers", "mps_trainer", "needs"]
+    assert len(rows) == 5
+    for label, theirs, ours, needs in rows:
+        assert float(ours) < float(theirs), label
+        assert needs
+        assert not re.search(r"\b(seconds|time of|processor|ms)\b", label), "times of a CPU are none of a Mac"
