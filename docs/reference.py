@@ -1,5 +1,7 @@
 """Writes what Sphinx makes from the package, so that GitHub shows it too: `python docs/reference.py`.
 
+With `--check` it writes nothing, and its exit status is 1 if a page is out of date.
+
 docs/arguments.md, docs/commands.md and docs/index.md have generated parts between comments; docs/api.md is generated
 whole.
 """
@@ -58,11 +60,16 @@ def pages() -> dict[str, str]:
     return found
 
 
-def main() -> None:
-    for name, text in pages().items():
+def main(arguments: list[str]) -> int:
+    changed = {name: text for name, text in pages().items() if (HERE / name).read_text(encoding="utf-8") != text}
+    if "--check" in arguments:
+        print(*(f"{name} is out of date: run `python docs/reference.py`" for name in changed), sep="\n")
+        return 1 if changed else 0
+    for name, text in changed.items():
         (HERE / name).write_text(text, encoding="utf-8")
         print(HERE / name)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

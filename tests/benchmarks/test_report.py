@@ -1,7 +1,5 @@
 """The order of the measurements, the figures over all rounds, and the page and tables of results."""
 
-import re
-
 import pytest
 
 from benchmarks import charts, report, summary
