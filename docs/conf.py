@@ -22,7 +22,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "house",
-    "selftests",
 ]
 # GitHub shows api.md, which docs/reference.py makes from api.rst.
 exclude_patterns = ["_build", "_ext", "selftests", "api.md"]

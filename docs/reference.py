@@ -2,8 +2,8 @@
 
 With `--check` it writes nothing, and its exit status is 1 if a page is out of date.
 
-docs/arguments.md, docs/commands.md and docs/index.md have generated parts between comments; docs/api.md is generated
-whole.
+docs/api.md is generated whole; arguments.md, commands.md, index.md and selftest.md have generated parts between
+comments.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 import api_page  # noqa: E402
 import arguments_page  # noqa: E402
 import commands_page  # noqa: E402
+import selftests  # noqa: E402
 
 _TOCTREE = re.compile(r"^```\{toctree\}\n:caption: \"?(.*?)\"?\n:hidden:\n\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -41,6 +42,7 @@ PARTS = {
     "index.md": {"pages": list_of_pages},
     "arguments.md": {"current": arguments_page.current_tables, "deprecated": arguments_page.deprecated_table},
     "commands.md": {"commands": commands_page.sections},
+    "selftest.md": {"selftests": selftests.selftests_table},
 }
 
 

@@ -1,7 +1,4 @@
-"""The directive `selftests`: the table of the selftests that people ran on their Macs, from the files they gave.
-
-Only the directive needs Sphinx; `read()` is a plain function.
-"""
+"""The table of docs/selftest.md: the selftests that people ran on their Macs, from the files they gave."""
 
 from __future__ import annotations
 
@@ -9,11 +6,8 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from docutils import nodes
-from docutils.parsers.rst import Directive
-from tables import table
+from markdown_tables import code, table
 
 from mps_trainer.devices.recorded import read_facts
 from mps_trainer.utils.text import format_bytes
@@ -57,20 +51,8 @@ def read(path: Path) -> Row:
     )
 
 
-class Selftests(Directive):
-    """`{selftests}`."""
-
-    has_content = False
-
-    def run(self) -> list[nodes.Node]:
-        rows = [read(path) for path in sorted(FOLDER.glob("*.json"))]
-        if not rows:
-            return [nodes.paragraph(text="No Mac has been tested yet.")]
-        cells = [(row.file, row.machine, row.versions, row.checks) for row in rows]
-        return [table(cells, ("File", "Mac", "With", "Checks"), (20, 25, 30, 25), code=1)]
-
-
-def setup(app: Any) -> dict[str, Any]:
-    app.add_directive("selftests", Selftests)
-    app.connect("env-get-outdated", lambda *_: ["selftest"])
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def selftests_table() -> str:
+    rows = [read(path) for path in sorted(FOLDER.glob("*.json"))]
+    if not rows:
+        return "No Mac has been tested yet."
+    return table(("File", "Mac", "With", "Checks"), [(code(r.file), r.machine, r.versions, r.checks) for r in rows])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .pages import PAGES, ROOT
+from .pages import PAGES, ROOT, all_blocks
 
 ALL = [
     *PAGES,
@@ -62,6 +62,14 @@ def test_links_work_on_github_and_in_sphinx(page):
         ):  # Sphinx has the files of this folder alone, and anchors for headings of three levels
             assert target.parent.resolve() == ROOT / "docs", link
             assert not anchor or anchor in anchors_of(target, levels=3), link
+
+
+def test_only_contents_and_the_drawing_need_sphinx():
+    """GitHub shows a directive as code."""
+    assert {(block.page, block.language) for block in all_blocks() if block.language.startswith("{")} == {
+        ("docs/index.md", "{toctree}"),
+        ("docs/architecture.md", "{house}"),
+    }
 
 
 @pytest.mark.parametrize("word", ["{doc}`fit`", "[](fit.md)", "[fit](../README.md)", "[fit](fit.md#nowhere)"])

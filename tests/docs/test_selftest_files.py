@@ -41,3 +41,16 @@ def test_a_file_is_shown_unless_it_is_of_another_machine_or_has_private_paths(ex
 def test_given_files_can_be_read(extension):
     for path in extension("selftests").FOLDER.glob("*.json"):
         assert extension("selftests").read(path).machine
+
+
+def test_table_has_a_row_for_each_file(extension, tmp_path, monkeypatch):
+    module = extension("selftests")
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    assert module.selftests_table() == "No Mac has been tested yet."
+    for name in ("m3.json", "m4.json"):
+        (tmp_path / name).write_text(json.dumps(REPORT), encoding="utf-8")
+    rows = module.selftests_table().splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| `m3.json`", "| `m4.json`"]
+    assert rows[0].endswith(
+        " | Apple M3 Pro, 18.0 GiB | macOS 15.5, torch 2.13.0, mps_trainer 0.1.0 | 1 of 2 passed; bf16 failed |"
+    )
