@@ -2,8 +2,7 @@
 
 With `--check` it writes nothing, and its exit status is 1 if a page is out of date.
 
-docs/api.md is generated whole; arguments.md, commands.md, index.md and selftest.md have generated parts between
-comments.
+docs/api.md is generated whole; the pages of PARTS have generated parts between comments.
 """
 
 from __future__ import annotations
@@ -38,11 +37,16 @@ def _title(name: str) -> str:
     return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").partition(":")[0]
 
 
+def workflow() -> str:
+    return f"```yaml\n{(HERE / 'simulated-mps.yml').read_text(encoding='utf-8')}```"
+
+
 PARTS = {
     "index.md": {"pages": list_of_pages},
     "arguments.md": {"current": arguments_page.current_tables, "deprecated": arguments_page.deprecated_table},
     "commands.md": {"commands": commands_page.sections},
     "selftest.md": {"selftests": selftests.selftests_table},
+    "simulator.md": {"workflow": workflow},
 }
 
 
