@@ -45,7 +45,7 @@ PARTS = {
     "index.md": {"pages": list_of_pages},
     "arguments.md": {"current": arguments_page.current_tables, "deprecated": arguments_page.deprecated_table},
     "commands.md": {"commands": commands_page.sections},
-    "selftest.md": {"selftests": selftests.selftests_table},
+    "selftest.md": {"selftests": selftests.selftests_table, "speeds": selftests.speeds_table},
     "simulator.md": {"workflow": workflow},
 }
 
