@@ -13,8 +13,8 @@ WIDTH = 88
 # Pages with longer lines, each with the reason.
 WIDER = {
     "language-models": "a chat is one line of its file, to be copied",
-    "simulator": "its workflow is a file to be copied whole",
     "README": "its two commands are one line each, to be copied whole",
+    "simulator": "its workflow is a file to be copied whole",
 }
 
 
