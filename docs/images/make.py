@@ -20,8 +20,8 @@ from mps_trainer.reports.record import record_of  # noqa: E402
 from tests.reports.browser import look  # noqa: E402
 
 PHONE = 390, 844  # pixels; a window of Chromium is wider, a frame in it need not be
-# README's picture, by `python docs/images/make.py OUTPUT_DIR --readme`, is of a pretrained MiniLM and GLUE's MRPC on a CPU:
-# run_glue.py --model_name_or_path minilm-l6 --task_name mrpc --data_dir MRPC --do_train --do_eval --bf16
+# README's picture, by `python docs/images/make.py OUTPUT_DIR --readme`, is of a pretrained MiniLM and GLUE's MRPC on a
+# CPU: run_glue.py --model_name_or_path minilm-l6 --task_name mrpc --data_dir MRPC --do_train --do_eval --bf16
 #     --num_train_epochs 3 --logging_steps 10 --eval_strategy steps --eval_steps 60 --per_device_train_batch_size 32
 README = 900, 797
 FRAME = '<body style="margin:0"><iframe src="report.html" style="width:{}px;height:{}px;border:0"></iframe>'
