@@ -33,8 +33,8 @@ class BuildWithExamples(build_py):
                 shutil.copyfile(path, pages / path.name)
 
 
-def published_at(repository: str) -> dict[str, object]:
-    """Metadata that has to name where the repository is, which no file in it does."""
+def published_at(repository: str, documentation: str = "") -> dict[str, object]:
+    """Metadata that has to name where the repository and the published pages are, which no file in it does."""
     version = re.search(r'__version__ = "(.+)"', (ROOT / "mps_trainer" / "version.py").read_text(encoding="utf-8"))
     assert version is not None
     tag = f"v{version[1]}"
@@ -42,7 +42,7 @@ def published_at(repository: str) -> dict[str, object]:
         "long_description": with_absolute_links((ROOT / "README.md").read_text(encoding="utf-8"), repository, tag),
         "project_urls": {
             "Source": repository,
-            "Documentation": f"{repository}/tree/{tag}/docs",
+            "Documentation": documentation or f"{repository}/blob/{tag}/docs/index.md",
             "Changelog": f"{repository}/blob/{tag}/CHANGELOG.md",
             "Issues": f"{repository}/issues",
         },
@@ -56,10 +56,12 @@ def with_absolute_links(text: str, repository: str, tag: str) -> str:
         kind = "raw" if link[1] == "!" else "blob"
         return f"{link[1]}[{link[2]}]({repository}/{kind}/{tag}/{link[3]})"
 
+    text = re.sub(r'(<img src=")(?![a-z]+:)', rf"\g<1>{repository}/raw/{tag}/", text)
     return re.sub(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)", absolute, text)
 
 
 if __name__ == "__main__":
     # Set by the workflow that publishes. Whoever builds without it gets the README as it is.
     where = os.environ.get("MPS_TRAINER_REPOSITORY", "").rstrip("/")
-    setup(cmdclass={"build_py": BuildWithExamples}, **(published_at(where) if where else {}))
+    pages = os.environ.get("MPS_TRAINER_DOCUMENTATION", "")
+    setup(cmdclass={"build_py": BuildWithExamples}, **(published_at(where, pages) if where else {}))

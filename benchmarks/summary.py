@@ -23,7 +23,7 @@ COLUMNS = {
     "lightning": "Lightning",
     "ours": "mps_trainer",
 }
-SHORT_COLUMNS = {"bare-fused": "bare loop, fused AdamW", "transformers": "transformers", "ours": "mps_trainer"}
+SHORT_COLUMNS = {"transformers": "transformers", "ours": "mps_trainer"}
 # The pages with a table, and whether it is the short one.
 PAGES = {"README.md": True, "docs/speed.md": False, "benchmarks/results/README.md": False}
 BEGIN, END = "<!-- benchmarks -->\n", "<!-- end of benchmarks -->\n"
@@ -40,6 +40,7 @@ class Row:
     benchmark: str
     cell: Cell
     entries: dict[str, str] | None = None  # by column; default: the entry of the column's name
+    needs: str = "the import"  # what gives this figure; in README's table
 
 
 def middle(figure: str, digits: int) -> Cell:
@@ -164,33 +165,29 @@ ROWS = (
         {"transformers": "transformers-first-step", "ours": "import-first-step"},
     ),
 )
-SHORT_ROWS = (  # MRPC's rows show the import alone, then more arguments
-    Row("Trainer overhead, a step of one linear layer (bare loop = 1)", "overhead", over("bare-fused", STEP)),
-    *(
-        Row(
-            label,
-            "mrpc",
-            over("transformers-dynamic", PROCESSOR),
-            {"transformers": "transformers-dynamic", "ours": entry},
-        )
-        for label, entry in (
-            ("MRPC, {epochs}, processor time of training (transformers = 1): the import changed", "import"),
-            ('the same, with `train_sampling_strategy="bucket_by_length"`', "import-buckets"),
-            ("the same, with `skip_unread_tokens` too", "import-unread"),
-        )
-    ),
+# Counts and sizes, which a Mac has too: times of a CPU are none of a Mac.
+SHORT_ROWS = (
+    Row("times that a step waits for the GPU, BERT of 2 layers", "simulated", middle("blocking_reads", 0)),
+    Row("operators that a step starts, same model", "simulated", middle("operators", 0)),
     Row(
-        "MRPC, a step of MiniLM without padding (`padding_free`, by default on mps), batches of 32",
-        "padding",
-        over("transformers", "mrpc32_milliseconds"),
-    ),
-    Row("the same, a step of a Llama, chats in batches of 8", "padding", over("transformers", "chats_milliseconds")),
-    Row("blocking syncs per step, 2-layer BERT on simulated mps", "simulated", middle("blocking_reads", 0)),
-    Row("operators per step, same model", "simulated", middle("operators", 0)),
-    Row(
-        "peak memory of a step, language model of 65,536 words, 2,048 tokens (transformers = 1)",
+        "MiB of a step with LoRA, small Llama, 65,536 words, 2,048 tokens",
         "language",
-        over("transformers", "full_mib"),
+        middle("lora_mib", 0),
+        needs="the import; not TRL, which computes the head itself",
+    ),
+    Row(
+        "MiB of causal attention over 4,096 tokens, 8 heads, with gradients",
+        "attention",
+        middle("mib_4096", 0),
+        {"transformers": "torch", "ours": "ours"},
+        "the import, on mps",
+    ),
+    Row(
+        "shapes of batches in {epochs} of MRPC with padding; a Mac compiles each",
+        "mrpc",
+        middle("distinct_shapes", 0),
+        {"transformers": "transformers-dynamic", "ours": "import-buckets"},
+        '`train_sampling_strategy="bucket_by_length"`',
     ),
 )
 
@@ -297,12 +294,14 @@ def block(results: dict[str, Result], short: bool = False) -> str:
     if not rows:
         return ""
     lines = ["| | " + " | ".join(columns.values()) + " |", "| --- |" + " ---: |" * len(columns)]
+    if short:
+        lines = [lines[0] + " needs |", lines[1] + " --- |"]
     for row, cells in rows:
         result = results[row.benchmark]
         label = row.label.format(epochs=epochs(result), rounds=len(result["rounds"]))
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+        lines.append(f"| {label} | {' | '.join([*cells, row.needs] if short else cells)} |")
     shown = {row.benchmark: results[row.benchmark] for row, _ in rows}
-    sentences = [where(shown)] if short else [by_machine(shown), of_accuracies(shown.get("learning"))]
+    sentences = [baseline(shown), where(shown)] if short else [by_machine(shown), of_accuracies(shown.get("learning"))]
     lines += ["", *textwrap.wrap(" ".join(filter(None, sentences)), 119, break_on_hyphens=False)]
     return BEGIN + "\n".join(lines) + "\n" + END
 
@@ -327,6 +326,15 @@ def by_machine(results: dict[str, Result]) -> str:
         rounds = f"{len(result['rounds'])} round" + ("s" if len(result["rounds"]) > 1 else "")
         runs.setdefault(machine_of(result), []).append(f"`{name}` ({result['date'].partition('T')[0]}, {rounds})")
     return " ".join(f"On {machine}: {', '.join(names)}." for machine, names in runs.items())
+
+
+def baseline(results: dict[str, Result]) -> str:
+    """Returns a sentence with the releases of transformers that were measured, and their settings."""
+    releases = " and ".join(sorted({result["versions"]["transformers"] for result in results.values()}))
+    return (
+        f"transformers {releases}: its Trainer with fused AdamW, the default, and batches padded to their longest "
+        "text. Its attention is torch's on mps, which keeps all scores."
+    )
 
 
 def where(results: dict[str, Result]) -> str:

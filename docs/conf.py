@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,13 +21,12 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "arguments_table",
-    "commands_table",
     "house",
-    "selftests",
 ]
-exclude_patterns = ["_build", "_ext", "selftests"]
+# GitHub shows api.md, which docs/reference.py makes from api.rst.
+exclude_patterns = ["_build", "_ext", "selftests", "api.md"]
 html_theme = "furo"
+html_baseurl = os.environ.get("MPS_TRAINER_DOCUMENTATION", "")  # each page then names its address to search engines
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_search_scorer = str(HERE / "_static" / "scorer.js")

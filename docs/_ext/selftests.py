@@ -1,7 +1,4 @@
-"""The directives `selftests` and `speeds`: tables of what people ran on their Macs, from the files they gave.
-
-Only the directives need Sphinx; `read()` and `read_speed()` are plain functions.
-"""
+"""The tables of docs/selftest.md: what people ran on their Macs, from the files they gave."""
 
 from __future__ import annotations
 
@@ -11,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
-from docutils.parsers.rst import Directive
-from tables import table
+from markdown_tables import code, table
 
 from mps_trainer.devices.facts import MachineFacts
 from mps_trainer.devices.recorded import read_facts
@@ -123,37 +118,18 @@ def _versions(report: dict[str, Any], facts: MachineFacts) -> str:
     return f"macOS {facts.os_version}, torch {versions['torch']}, mps_trainer {versions['mps_trainer']}"
 
 
-class Selftests(Directive):
-    """`{selftests}`."""
-
-    has_content = False
-
-    def run(self) -> list[nodes.Node]:
-        rows = [read(path) for path in files("selftest")]
-        if not rows:
-            return [nodes.paragraph(text="No Mac has been tested yet.")]
-        cells = [(row.file, row.machine, row.versions, row.checks) for row in rows]
-        return [table(cells, ("File", "Mac", "With", "Checks"), (20, 25, 30, 25), code=1)]
+def selftests_table() -> str:
+    rows = [read(path) for path in files("selftest")]
+    if not rows:
+        return "No Mac has been tested yet."
+    return table(("File", "Mac", "With", "Checks"), [(code(r.file), r.machine, r.versions, r.checks) for r in rows])
 
 
-class Speeds(Directive):
-    """`{speeds}`."""
-
-    has_content = False
-
-    def run(self) -> list[nodes.Node]:
-        rows = [row for path in files("speed") for row in read_speed(path)]
-        if not rows:
-            return [nodes.paragraph(text="No Mac has been measured yet.")]
-        cells = [
-            (row.file, row.machine, row.workload, row.ours, row.transformers, row.ratio, row.memory) for row in rows
-        ]
-        head = ("File", "Mac", "Step", "mps_trainer", "transformers", "Time, relative", "Peak / fit")
-        return [table(cells, head, (14, 20, 20, 12, 12, 12, 10), code=1)]
-
-
-def setup(app: Any) -> dict[str, Any]:
-    app.add_directive("selftests", Selftests)
-    app.add_directive("speeds", Speeds)
-    app.connect("env-get-outdated", lambda *_: ["selftest"])
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def speeds_table() -> str:
+    rows = [row for path in files("speed") for row in read_speed(path)]
+    if not rows:
+        return "No Mac has been measured yet."
+    head = ("File", "Mac", "Step", "mps_trainer", "transformers", "Time, relative", "Peak / fit")
+    return table(
+        head, [(code(r.file), r.machine, r.workload, r.ours, r.transformers, r.ratio, r.memory) for r in rows]
+    )

@@ -20,10 +20,14 @@ from mps_trainer.reports.record import record_of  # noqa: E402
 from tests.reports.browser import look  # noqa: E402
 
 PHONE = 390, 844  # pixels; a window of Chromium is wider, a frame in it need not be
+# README's picture, by `python docs/images/make.py OUTPUT_DIR --readme`, is of a pretrained MiniLM and GLUE's MRPC on a
+# CPU: run_glue.py --model_name_or_path minilm-l6 --task_name mrpc --data_dir MRPC --do_train --do_eval --bf16
+#     --num_train_epochs 3 --logging_steps 10 --eval_strategy steps --eval_steps 60 --per_device_train_batch_size 32
+README = 900, 797
 FRAME = '<body style="margin:0"><iframe src="report.html" style="width:{}px;height:{}px;border:0"></iframe>'
 
 
-def main(folder: str) -> None:
+def main(folder: str, option: str = "") -> None:
     with tempfile.TemporaryDirectory() as temporary:
         file, phone = Path(temporary) / "report.html", Path(temporary) / "phone.html"
         whole = run_page(record_of(folder))
@@ -31,11 +35,12 @@ def main(folder: str) -> None:
         part = Path(temporary) / "part.html"
         part.write_text(classification(whole), encoding="utf-8")
         phone.write_text(FRAME.format(*PHONE), encoding="utf-8")
-        for page, name, (width, height) in (
+        pictures = [
             (file, "report.png", (1140, 1008)),
             (part, "report-classification.png", (1140, 690)),
             (phone, "report-phone.png", PHONE),
-        ):
+        ]
+        for page, name, (width, height) in [(file, "report-mrpc.png", README)] if option == "--readme" else pictures:
             # Chromium draws nothing in the last 90 pixels of a window, which is at least 500 pixels wide
             window = max(width, 500), height + 100
             look(page, Path(temporary), *window, dark=page is phone, picture=HERE / name)

@@ -34,3 +34,12 @@ REPORTED = {
         packages={**M3.packages, "torch": "2.2.2"},
     ),
 }  # fmt: skip
+
+# The machine of which README shows a part of doctor's screen, beside "rosetta".
+IN_PARTS = {
+    **REPORTED,
+    "m2": dataclasses.replace(
+        M3, chip="Apple M2", model="Mac14,2", memory_bytes=16 * 1024**3, torch_version="2.13.0",
+        packages={**M3.packages, "torch": "2.13.0"},
+    ),
+}  # fmt: skip

@@ -15,6 +15,7 @@ WIDER = {
     "preferences": "a pair of answers is one line of its file, to be copied",
     "language-models": "a chat is one line of its file, to be copied",
     "README": "its two commands are one line each, to be copied whole",
+    "simulator": "its workflow is a file to be copied whole",
 }
 
 

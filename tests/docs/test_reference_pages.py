@@ -3,7 +3,12 @@
 import dataclasses
 import importlib
 import inspect
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +19,12 @@ from mps_trainer.tools.selftest.numbers import TOLERANCES
 from mps_trainer.tools.selftest.results import table as table_of_checks
 from mps_trainer.tools.speed import WORKLOADS
 from mps_trainer.tools.speed.results import OPERATIONS_HEAD, TRAINING_HEAD
+from tests import HUNG_AFTER
 
 from .pages import ROOT, all_blocks
 
 API, COMMANDS_PAGE, SELFTEST = (
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("api", "commands", "selftest")
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("api.rst", "commands.md", "selftest.md")
 )
 PUBLIC = ("mps_trainer", "mps_trainer.check", "mps_trainer.export", "mps_trainer.simulator", "mps_trainer.selftest")
 NAMES = {module.__name__.rpartition(".")[2] for module in COMMANDS}
@@ -49,8 +55,54 @@ def test_listed_names_exist_with_docstrings(name):
     assert inspect.getdoc(found) if not inspect.isclass(found) else found.__doc__
 
 
+def reference(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs docs/reference.py in a Python of its own, because the API that it reads replaces transformers' Trainer."""
+    command = [sys.executable, folder / "reference.py", *words]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=HUNG_AFTER, env=environ)
+
+
+def test_generated_pages_are_up_to_date():
+    done = reference(ROOT / "docs", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_changed_page_is_out_of_date_and_written_again(tmp_path):
+    folder = shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_build", "images"))
+    page = folder / "arguments.md"
+    right = page.read_text(encoding="utf-8")
+    page.write_text(right.replace("`seed`<br>int: 42", "`seed`<br>int: 41"), encoding="utf-8")
+    done = reference(folder, "--check")
+    assert (done.returncode, "arguments.md is out of date" in done.stdout) == (1, True), done.stderr
+    assert reference(folder).returncode == 0
+    assert page.read_text(encoding="utf-8") == right
+
+
+def test_api_for_github_has_each_object_with_its_types():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in listed():
+        assert f"\n### `{name.rpartition('.')[2]}`\n" in page, name
+    assert "\n#### `Trainer.train`\n" in page
+    assert "\n    resume_from_checkpoint: str | bool | None = None,\n" in page
+    assert not re.search(r"^\.\. |:\w+:`|```\{", page, re.MULTILINE)  # what only Sphinx reads
+
+
+def test_front_page_links_to_every_page():
+    front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([\w-]+)\.md\)", front.split("## All pages")[1]))
+    assert linked == {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+
+
+def test_tables_keep_bars_of_their_texts():
+    arguments = (ROOT / "docs" / "arguments.md").read_text(encoding="utf-8")
+    (row,) = (line for line in arguments.splitlines() if line.startswith("| `data_seed`"))
+    assert row.startswith("| `data_seed`<br>int \\| None: None | Seed")
+    rows = [line for line in (arguments + COMMANDS_PAGE).splitlines() if line.startswith("| `")]
+    assert all(len(re.findall(r"(?<!\\)\|", line)) in (3, 4) for line in rows)
+
+
 def test_fields_are_in_one_table_each_with_defaults_and_help_or_their_successors(extension):
-    table = extension("arguments_table")
+    table = extension("arguments_page")
     current, old = [row for rows in table.groups().values() for row in rows], table.deprecated()
     names = [row.name for row in (*current, *old)]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(TrainingArguments))
@@ -67,7 +119,7 @@ def test_fields_are_in_one_table_each_with_defaults_and_help_or_their_successors
 
 
 def test_commands_have_sections_with_the_options_of_help(extension):
-    page = {command.name: command for command in extension("commands_table").commands()}
+    page = {command.name: command for command in extension("commands_page").commands()}
     assert page.keys() == {"", *NAMES}
     (below,) = (action for action in _parser()._actions if action.dest == "command")
     for name, parser in below.choices.items():

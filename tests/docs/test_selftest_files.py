@@ -88,3 +88,18 @@ def test_given_files_can_be_read(extension):
     assert sorted(found) == sorted(module.FOLDER.glob("*.json"))
     assert all(module.read(path).machine for path in module.files("selftest"))
     assert all(module.read_speed(path) for path in module.files("speed"))
+
+
+def test_tables_have_a_row_for_each_file(extension, tmp_path, monkeypatch):
+    module = extension("selftests")
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    assert module.selftests_table() == "No Mac has been tested yet."
+    assert module.speeds_table() == "No Mac has been measured yet."
+    speed = replace(SPEED, workloads=(LORA, ATTENTION)).to_dict()
+    for name, report in {"m3.json": REPORT, "m4.json": REPORT, "speed.json": speed}.items():
+        (tmp_path / name).write_text(json.dumps(report), encoding="utf-8")
+    rows = module.selftests_table().splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| `m3.json`", "| `m4.json`"]
+    assert rows[0].endswith(" | macOS 15.5, torch 2.13.0, mps_trainer 0.1.0 | 1 of 2 passed; bf16 failed |")
+    (row,) = module.speeds_table().splitlines()[2:]
+    assert row.startswith("| `speed.json` | Apple M4")

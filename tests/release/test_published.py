@@ -22,18 +22,26 @@ def setup_py():
 
 def test_links_and_pictures_become_addresses(setup_py):
     text = "[a](docs/a.md), ![b](docs/b.png), [c](https://c.example), [d](#d), [e](LICENSE)"
+    text += ' <img src="docs/f.png" width="9">'
     assert setup_py.with_absolute_links(text, WHERE, "v1") == (
         f"[a]({WHERE}/blob/v1/docs/a.md), ![b]({WHERE}/raw/v1/docs/b.png), [c](https://c.example), [d](#d), "
-        f"[e]({WHERE}/blob/v1/LICENSE)"
+        f'[e]({WHERE}/blob/v1/LICENSE) <img src="{WHERE}/raw/v1/docs/f.png" width="9">'
     )
 
 
 def test_no_link_of_the_readme_stays_a_path(setup_py):
     published = setup_py.published_at(WHERE)
-    targets = re.findall(r"\]\(([^)]+)\)", published["long_description"])
+    targets = re.findall(r"\]\(([^)]+)\)|<img src=\"([^\"]+)\"", published["long_description"])
+    targets = [link or picture for link, picture in targets]
     assert len(targets) > 10
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     assert all(address.startswith(WHERE) for address in published["project_urls"].values())
+
+
+def test_published_pages_are_named_once_they_have_an_address(setup_py):
+    address = "https://owner.example/pages/"
+    documentation = [setup_py.published_at(WHERE, at)["project_urls"]["Documentation"] for at in ("", address)]
+    assert documentation == [f"{WHERE}/blob/v{__version__}/docs/index.md", address]
 
 
 def test_the_citation_and_the_first_section_of_the_changelog_are_of_it():

@@ -18,6 +18,10 @@ from mps_trainer.cli.script import write_json
 from mps_trainer.selftest import CheckResult, SelftestReport
 from tests import HUNG_AFTER, ROOT
 
+PERMISSIONS = {
+    ("release", "publish"): {"id-token": "write"},
+    ("pages", "publish"): {"pages": "write", "id-token": "write"},
+}
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -40,7 +44,7 @@ def test_jobs_may_only_read_and_end_by_themselves(path):
     assert "group" in workflow["concurrency"]
     for name, job in workflow["jobs"].items():
         assert job["timeout-minutes"] <= 45
-        assert job.get("permissions", {}) == ({"id-token": "write"} if name == "publish" else {})
+        assert job.get("permissions", {}) == PERMISSIONS.get((path.stem, name), {})
         assert all(re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", step["uses"]) for step in job["steps"] if "uses" in step)
 
 
@@ -59,6 +63,30 @@ def test_what_the_steps_run_exists(path):
                 "CITATION.cff",
             ):
                 assert (ROOT / word).exists(), word
+
+
+def test_pages_are_built_as_ci_builds_them_and_published_only_with_an_address():
+    jobs = load(ROOT / ".github" / "workflows" / "pages.yml")["jobs"]
+    assert jobs["build"]["if"] == "vars.DOCUMENTATION != ''"
+    assert jobs["publish"]["needs"] == "build"
+    steps = jobs["build"]["steps"]
+    (build,) = (step["run"] for step in steps if step.get("run", "").startswith("sphinx-build"))
+    folder = build.split()[-1]
+    assert steps[-1]["with"] == {"path": folder}
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert f'sphinx-build" -q -W --keep-going -E docs {folder}\n' in ci
+
+
+def test_ci_and_release_run_the_self_test_from_the_wheel():
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    package = (ROOT / ".ci" / "package").read_text(encoding="utf-8")
+    assert re.search(r"^  phase package bash \.ci/package ", ci, re.MULTILINE)
+    order = ["pyproject-build --outdir", "twine check --strict", " install --quiet --no-deps", "mps-trainer selftest"]
+    assert sorted(order, key=package.index) == order
+    release = load(ROOT / ".github" / "workflows" / "release.yml")["jobs"]["build"]
+    lines = "\n".join(step.get("run", "") for step in release["steps"])
+    order = ["python -m build", "twine check --strict", "dist/*.whl", "mps-trainer selftest"]
+    assert sorted(order, key=lines.index) == order
 
 
 def test_ci_runs_every_python_that_the_classifiers_name():

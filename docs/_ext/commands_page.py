@@ -1,17 +1,11 @@
-"""The directive `commands`: every command of `mps-trainer` with its options, from the parser that reads them.
-
-Only the directive needs Sphinx; `commands()` is a plain function.
-"""
+"""The sections of docs/commands.md: each command of `mps-trainer` with its options, in Markdown."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any
 
-from docutils import nodes
-from docutils.parsers.rst import Directive
-from tables import table
+from markdown_tables import code, table
 
 from mps_trainer.cli import NAME, OneLineParser, _parser
 
@@ -81,33 +75,16 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     return parser._get_formatter()._expand_help(action)
 
 
-class Commands(Directive):
-    """`{commands}`."""
-
-    has_content = False
-
-    def run(self) -> list[nodes.Node]:
-        return [_section(command) for command in commands()]
+def sections() -> str:
+    return "\n\n".join(map(_section, commands()))
 
 
-def _section(command: Command) -> nodes.section:
-    title = f"{NAME} {command.name}".strip()
-    section = nodes.section(ids=[nodes.make_id(title)], names=[nodes.fully_normalize_name(title)])
-    heading = nodes.title()
-    heading += nodes.literal(text=title)
-    section += heading
-    usage = f"{command.opening}\nusage: {command.usage}"
-    section += nodes.literal_block(text=usage, language="text", classes=["usage"])
-    section += [nodes.paragraph(text=" ".join(part.split())) for part in command.description.split("\n\n") if part]
+def _section(command: Command) -> str:
+    parts = [f"## {code(f'{NAME} {command.name}'.strip())}"]
+    parts.append(f"```text\n{command.opening}\nusage: {command.usage}\n```")
+    parts += [" ".join(part.split()) for part in command.description.split("\n\n") if part]
     if command.options:
-        section += table(command.options, ("Argument", "What it does"), (35, 65), code=1)
+        parts.append(table(("Argument", "What it does"), [(code(called), said) for called, said in command.options]))
     if command.epilog:
-        section += nodes.literal_block(text=command.epilog, language="text")
-    return section
-
-
-def setup(app: Any) -> dict[str, Any]:
-    app.add_directive("commands", Commands)
-    # The parsers are no files that Sphinx watches: a changed flag has to rebuild the page even so.
-    app.connect("env-get-outdated", lambda *_: ["commands"])
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+        parts.append(f"```text\n{command.epilog}\n```")
+    return "\n\n".join(parts)
