@@ -20,7 +20,15 @@ from ..data.unpadding import (
     texts_in_batch,
 )
 from ..model.introspection import base_model
-from ..model.padding_free import PaddingPlan, agree, evaluating, has_foreign_hooks, hidden_states_of, tolerance_for
+from ..model.padding_free import (
+    HOOKED,
+    PaddingPlan,
+    agree,
+    evaluating,
+    has_foreign_hooks,
+    hidden_states_of,
+    tolerance_for,
+)
 from ..utils.nested import map_tensors
 from ..utils.text_layout import TextLayout, forget_layouts, layout_of, layouts_in, record_layout
 
@@ -82,7 +90,7 @@ class PaddingFree:
         """Returns a row that a collator has packed; as a padded batch, if the model lets its texts see each other."""
         padded = in_padded_rows(row, layout)
         if not self._may_leave_out(padded, row):
-            return padded
+            return padded if self.plan.head is not None else row  # the hook is to see the row of the collator
         # attention in the form of the padded batch, where that has fewer pairs of tokens than the row
         if self.plan.applies and layout.batch * layout.length**2 < layout.num_tokens**2:
             record_layout(row["position_ids"], layout)
@@ -94,7 +102,7 @@ class PaddingFree:
         if has_padding_before not in self._agreed:
             # callbacks may have added hooks since the plan was made
             if has_foreign_hooks(base_model(self._model), self.plan.encoders):
-                self.plan.reason = "a forward hook may read the padded batch"
+                self.plan = PaddingPlan(reason=HOOKED)
                 return False
             self._agreed[has_padding_before] = self._agrees(batch, made)
         return self._agreed[has_padding_before]

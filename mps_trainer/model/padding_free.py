@@ -51,6 +51,7 @@ _OF_FORWARD = ("transformers.", "trl.", "liger_kernel.", "peft.", "accelerate.")
 _OF_MODULES = ("torch.nn.", "transformers.", "peft.", *_OF_SENTENCES)
 _CHANGING_ROPE = ("dynamic", "longrope")  # frequencies follow the length of the padded batch
 _TAKES_ROWS = "trl.trainer.sft_trainer"
+HOOKED = "a forward hook may read the padded batch"  # a reason to keep the padding
 _PROMPTS = "is_prompt_learning"  # PEFT's name for adapters that put tokens of their own before the text
 
 
@@ -141,7 +142,7 @@ def _why_not_inside(model: nn.Module, encoders: list[UnpaddedEncoder]) -> str | 
     kinds = {each.config._attn_implementation for each in networks}
     if not kinds <= set(KINDS):
         return f"its attention is {next(iter(kinds - set(KINDS)))}"
-    return "a forward hook may read the padded batch" if has_foreign_hooks(model, encoders) else None
+    return HOOKED if has_foreign_hooks(model, encoders) else None
 
 
 def has_foreign_hooks(model: nn.Module, encoders: list[UnpaddedEncoder]) -> bool:

@@ -485,17 +485,35 @@ def test_loss_of_tokens_of_others_keeps_padding(train, shares, make_args):
     assert shares == [None]
 
 
-def test_hook_that_a_callback_adds_keeps_padding(train, shares, make_args):
-    seen, made = [], tiny("LlamaForCausalLM")
-    add = callback(
-        on_train_begin=lambda **_: made.model.layers[0].register_forward_hook(
-            lambda module, given, out: seen.append(tuple(out.shape[:2]))
+@pytest.fixture
+def train_with_hook(make_args):
+    """`train_with_hook(model, rows, collator)` trains a step with a hook that a callback adds, and returns its shapes."""
+
+    def run(model, rows, collator=None):
+        shapes = []
+        add = callback(
+            on_train_begin=lambda **_: model.model.layers[0].register_forward_hook(
+                lambda module, args, output: shapes.append(tuple(output.shape[:2]))
+            )
         )
-    )
-    args = make_args(max_steps=1, padding_free=True, per_device_train_batch_size=4)
-    Trainer(made, args, train_dataset=texts(True), callbacks=[add]).train()
-    assert seen == [(4, WIDTH)]
+        args = make_args(
+            max_steps=1, padding_free=True, per_device_train_batch_size=4, train_sampling_strategy="sequential"
+        )
+        Trainer(model, args, train_dataset=rows, data_collator=collator, callbacks=[add]).train()
+        return shapes
+
+    return run
+
+
+def test_hook_that_a_callback_adds_keeps_padding(train_with_hook, shares):
+    assert train_with_hook(tiny("LlamaForCausalLM"), texts(True)) == [(4, WIDTH)]
     assert shares == [None]
+
+
+def test_hook_that_a_callback_adds_keeps_packed_row(train_with_hook):
+    flat = DataCollatorWithFlattening(return_position_ids=True)
+    rows = without_padding(texts(True))
+    assert train_with_hook(tiny("LlamaForCausalLM"), rows, flat) == [(1, sum(LENGTHS[:4]))]
 
 
 def test_pooling_that_reads_padding_keeps_it(train, shares, caplog):
