@@ -32,7 +32,7 @@ def row_length(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def layout_of_mask(mask: Any, fills: bool, keeps_first: bool) -> TextLayout | None:
+def layout_of_mask(mask: Any, fills: bool, keeps_first: bool, window: int | None = None) -> TextLayout | None:
     """Returns the layout of the row of a padded batch; None if the row would be as long as the batch.
 
     Args:
@@ -40,6 +40,8 @@ def layout_of_mask(mask: Any, fills: bool, keeps_first: bool) -> TextLayout | No
         fills: True to fill the row up to one of few lengths.
         keeps_first: True if the first place of each row of the batch is computed even where it is padding, because a
             classifier reads it.
+        window: how many places away the tokens of some layers see each other. Default: any number. A batch whose
+            first place sees no token then has no layout: the place would show what the layers compute of padding.
     """
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.device.type != "cpu" or mask.is_floating_point():
         return None
@@ -48,6 +50,8 @@ def layout_of_mask(mask: Any, fills: bool, keeps_first: bool) -> TextLayout | No
     if keeps_first and kept.size:
         kept[:, 0] = True
     count = int(kept.sum())
+    if window is not None and kept.size and (seen.argmax(1) > window).any():
+        return None
     if not seen.any(1).all() or (row_length(count) if fills else count) >= kept.size:
         return None
     return _layout_of(seen, kept, fills)
@@ -191,14 +195,17 @@ def texts_in_batch(batch: Any) -> Iterator[Texts]:
             yield from texts_in_batch(part)
 
 
-def record_layouts(batch: Any, fills: bool) -> list[TextLayout]:
+def record_layouts(batch: Any, fills: bool, window: int | None = None) -> list[TextLayout]:
     """Records with the attention masks in a batch of an encoder where the tokens are in a row, and returns that.
 
     A mask gets none if the batch has no padding to leave out, or if labels of padding enter the loss.
+
+    Args:
+        window: see `layout_of_mask`.
     """
     found = []
     for texts in texts_in_batch(batch):
-        layout = layout_of_mask(texts.mask, fills, keeps_first=True)
+        layout = layout_of_mask(texts.mask, fills, keeps_first=True, window=window)
         if layout is None:
             continue
         if texts.labels is not None and bool((texts.labels[~layout.seen] != IGNORED_LABEL).any()):

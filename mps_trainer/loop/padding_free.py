@@ -63,7 +63,7 @@ class PaddingFree:
         if not self.plan.applies:
             return batch
         if self.plan.head is None:
-            made, layouts = batch, record_layouts(batch, self._fills)
+            made, layouts = batch, record_layouts(batch, self._fills, self.plan.window)
         else:
             made = in_one_row(batch, self._fills)
             layouts = [layout for _, layout in layouts_in(made)]

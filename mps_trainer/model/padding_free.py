@@ -25,6 +25,7 @@ from ..overrides import Overrides
 from ..training_args import TrainingArguments
 from .attention_patching import KINDS
 from .introspection import base_model, loss_is_of_next_token, predicts_next_token, spans_devices
+from .patches.positions import CHANGING
 from .patches.unpadded_encoders import UnpaddedEncoder, encoders_in
 
 # The relative error that rounding may cause in a token's last hidden state, by the format of the weights. Models
@@ -49,7 +50,7 @@ _POOLING = {
 # Packages whose forward() of a causal language model computes transformers' loss.
 _OF_FORWARD = ("transformers.", "trl.", "liger_kernel.", "peft.", "accelerate.")
 _OF_MODULES = ("torch.nn.", "transformers.", "peft.", *_OF_SENTENCES)
-_CHANGING_ROPE = ("dynamic", "longrope")  # frequencies follow the length of the padded batch
+_ROTATIONS = "its rotary embeddings follow the length of the padded batch"
 _TAKES_ROWS = "trl.trainer.sft_trainer"
 HOOKED = "a forward hook may read the padded batch"  # a reason to keep the padding
 _PROMPTS = "is_prompt_learning"  # PEFT's name for adapters that put tokens of their own before the text
@@ -75,6 +76,11 @@ class PaddingPlan:
     @property
     def applies(self) -> bool:
         return not self.reason
+
+    @property
+    def window(self) -> int | None:
+        """Returns how many places away tokens see each other in the layers with the shortest windows, if any have."""
+        return min((window for each in self.encoders if (window := each.window) is not None), default=None)
 
     def encoders_and_caller(self, model: nn.Module) -> tuple[list[UnpaddedEncoder], nn.Module | None]:
         """Returns the encoders that compute without padding, and the model that has to call them, if not any code."""
@@ -162,6 +168,8 @@ def _home_of(thing: Any) -> str:
 
 def _why_not_with_encoders(model: Any, trainer: PlannedTrainer) -> str | None:
     """Returns why the encoders in a model cannot compute without padding, as a clause; None if they may."""
+    if _has_changing_rotations(model):
+        return _ROTATIONS
     if type(model).__name__.endswith("ForQuestionAnswering"):
         return "its loss reads the padding"
     kind: Any = type(trainer)
@@ -214,8 +222,8 @@ def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
         return "its forward or its loss is not that of transformers"
     if any(_is_square(each) for each in model.buffers()):
         return "its attention has a table of positions, which a row may exceed"
-    if any(getattr(module, "rope_type", None) in _CHANGING_ROPE for module in model.modules()):
-        return "its rotary embeddings follow the length of the padded batch"
+    if _has_changing_rotations(model):
+        return _ROTATIONS
     is_overridden = overrides.compute_losses_or_items or overrides.see_training_batches
     if not computes_own_loss or (is_overridden and not _overrides_take_rows(trainer)):
         return "other code than the model's computes the loss, or sees the batch"
@@ -228,6 +236,13 @@ def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
 
 def _is_square(buffer: torch.Tensor) -> bool:
     return buffer.dim() >= 2 and buffer.shape[-1] == buffer.shape[-2] > 1
+
+
+def _has_changing_rotations(model: nn.Module) -> bool:
+    """Returns True if rotary embeddings in a model follow the lengths that they have seen."""
+    kinds = [getattr(module, "rope_type", None) for module in model.modules()]
+    # ModernBERT and Gemma 3 have one for each kind of layer
+    return any(each in CHANGING for kind in kinds for each in (kind.values() if isinstance(kind, dict) else [kind]))
 
 
 def _overrides_take_rows(trainer: PlannedTrainer) -> bool:

@@ -44,6 +44,7 @@ DECODERS = {
 }
 OPT = {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.0}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MODERN = {"local_attention": 12, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
 ENCODERS = {
     "BertForSequenceClassification": NO_DROPOUT,
     "RobertaForSequenceClassification": NO_DROPOUT,
@@ -54,6 +55,10 @@ ENCODERS = {
         **{"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2},
         **{"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
     },
+    # tokens see the whole text in the first layer, and six tokens on each side in the second one
+    "ModernBertForSequenceClassification": {**MODERN, "classifier_pooling": "mean"},
+    "ModernBertForTokenClassification": MODERN,
+    "ModernBertForMaskedLM": {**MODERN, "sparse_prediction": True},
 }
 
 
@@ -79,6 +84,12 @@ def batch_of(rows):
 
 def is_by_token(name):
     return not name.endswith("SequenceClassification")
+
+
+def texts_for(name, left):
+    """Returns examples for an encoder. Those with left padding begin within the window of ModernBERT's layers."""
+    lengths = (9, 12, 9, 8, 9, 8, 10, 8) if left and name.startswith("ModernBert") else LENGTHS
+    return texts(is_by_token(name), left, lengths)
 
 
 @pytest.fixture
@@ -136,7 +147,7 @@ def test_decoder_equals_padded_in_float64(assert_equal, name):
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_equals_padded_in_float64(assert_equal, name, left):
-    assert_equal(tiny(name, **ENCODERS[name]), texts(is_by_token(name), left), torch.float64)
+    assert_equal(tiny(name, **ENCODERS[name]), texts_for(name, left), torch.float64)
 
 
 @pytest.mark.every_device
@@ -160,11 +171,17 @@ def test_decoder_equals_padded(assert_equal, name, attention, left):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_equals_padded(assert_equal, name, attention, left):
-    assert_equal(tiny(name, attn_implementation=attention, **ENCODERS[name]), texts(is_by_token(name), left))
+    assert_equal(tiny(name, attn_implementation=attention, **ENCODERS[name]), texts_for(name, left))
 
 
 @pytest.mark.every_device
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "BertForSequenceClassification"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("LlamaForCausalLM", "MistralForCausalLM", "BertForSequenceClassification"),
+        "ModernBertForSequenceClassification",
+    ],
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -183,6 +200,25 @@ def test_equals_padded_with_other_arguments(assert_equal, name, settings):
     if "train_sampling_strategy" in settings:
         rows = [{name: value for name, value in row.items() if name != "length"} for row in rows]
     assert_equal(tiny(name, **{**DECODERS, **ENCODERS}[name]), rows, **settings)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_first_place_that_sees_no_token_keeps_padding(train, shares, attention):
+    """In a layer with a window, ModernBERT computes it from other padding."""
+    made = tiny("ModernBertForSequenceClassification", attn_implementation=attention, **MODERN)
+    expected, given = (train(made, texts(False, left=True, lengths=(7,) * 8), choice) for choice in (False, True))
+    assert shares[-1] is None
+    assert all(torch.equal(given[name], expected[name]) for name in expected)
+
+
+def test_positions_of_user_are_those_of_row(train, shares):
+    """ModernBERT gets its positions in the batch."""
+    rows = [{**row, "position_ids": list(range(0, 2 * WIDTH, 2))} for row in texts(True)]
+    made = tiny("ModernBertForTokenClassification", **MODERN)
+    expected, given = (train(made, rows, choice) for choice in (False, True))
+    assert shares[-1] > 0.2
+    for name in expected:
+        torch.testing.assert_close(given[name], expected[name], atol=1e-5, rtol=1e-5)
 
 
 def test_last_layer_of_row_computes_first_tokens_alone(train, monkeypatch):
@@ -294,6 +330,7 @@ class OwnLoss(Trainer):
 
 NEO = {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+DYNAMIC_BY_LAYER = {"full_attention": DYNAMIC, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 
 
 class OwnStep(Trainer):
@@ -330,6 +367,9 @@ def with_hook(model, place=""):
         (lambda: tiny(LlamaForCausalLM), Trainer, {}, "its forward"),
         (lambda: tiny("GPTNeoForCausalLM", **NEO), Trainer, {}, "table of positions"),
         (lambda: tiny("LlamaForCausalLM", rope_parameters=DYNAMIC), Trainer, {}, "rotary"),
+        (lambda: tiny("ModernBertModel", rope_parameters=DYNAMIC_BY_LAYER, **MODERN), Trainer, {}, "rotary"),
+        (lambda: with_hook(tiny("ModernBertModel", **MODERN), "layers.1"), Trainer, {}, "hook"),
+        (lambda: with_hook(tiny("ModernBertForTokenClassification", **MODERN), "head"), Trainer, {}, ""),
         (Sentences, Trainer, {}, ""),
         (Sentences, OwnLoss, {}, "other code"),
         (lambda: Sentences(nn.BatchNorm1d(16)), Trainer, {}, "BatchNorm1d computes other numbers in training"),
@@ -487,7 +527,7 @@ def test_loss_of_tokens_of_others_keeps_padding(train, shares, make_args):
 
 @pytest.fixture
 def train_with_hook(make_args):
-    """`train_with_hook(model, rows, collator)` trains a step with a hook that a callback adds, and returns its shapes."""
+    """`train_with_hook(model, rows, collator)` returns the shapes that a hook of a callback sees in a step."""
 
     def run(model, rows, collator=None):
         shapes = []
