@@ -23,6 +23,7 @@ from ...utils.attributes import attributes_replaced
 from ...utils.packed_texts import PackedTexts
 from ...utils.text_layout import TextLayout, layout_of
 from ..attention_masks import ChunkedMask, Reach
+from .unpadded_mpnet import mpnet_changes
 
 # Models of transformers that have a stack of layers, which gets hidden states and a mask, and the attribute that holds
 # the stack. ModernBERT calls its layers itself.
@@ -34,6 +35,7 @@ ENCODERS = {
     "ErnieModel": "encoder",
     "ElectraModel": "encoder",
     "DistilBertModel": "transformer",
+    "MPNetModel": "encoder",
     "ModernBertModel": "",
 }
 _ASKED = ("output_hidden_states", "output_attentions")  # these would show the row
@@ -93,6 +95,8 @@ def encoders_unpadded(encoders: list[UnpaddedEncoder], called_by: nn.Module | No
         of_model = _handing_on_layout(model.forward, layouts, under_way)
         of_stack = _in_one_row(stack.forward, layouts)
         changes += [(model, "forward", MethodType(of_model, model)), (stack, "forward", MethodType(of_stack, stack))]
+        if type(model).__name__ == "MPNetModel":
+            changes += mpnet_changes(stack, layouts)
     with attributes_replaced(changes):
         yield
 
