@@ -62,6 +62,21 @@ class PaddingFree:
             return self._checked(batch, layout)
         if not self.plan.applies:
             return batch
+        made, layouts = self._without_padding(batch)
+        if layouts:
+            self._padded += sum(layout.batch * layout.length for layout in layouts)
+            self._computed += sum(layout.num_tokens for layout in layouts)
+        else:
+            size = sum(texts.mask.numel() for texts in texts_in_batch(batch))
+            self._padded, self._computed = self._padded + size, self._computed + size
+        return made
+
+    def unpad_for_loss(self, batch: Any) -> Any:
+        """Returns a batch of an evaluation that computes the loss alone, like `unpad`."""
+        return self._without_padding(batch)[0] if self.plan.applies and self.plan.in_evaluation else batch
+
+    def _without_padding(self, batch: Any) -> tuple[Any, list[TextLayout]]:
+        """Returns a batch without padding and the layouts of its texts; the batch itself has none if it stays."""
         if self.plan.head is None:
             made, layouts = batch, record_layouts(batch, self._fills, self.plan.window)
         else:
@@ -75,16 +90,10 @@ class PaddingFree:
                 )
         # a text alone would not show whether texts see each other
         is_alone = all(layout.batch < 2 for layout in layouts)
-        if layouts and (is_alone or not self._may_leave_out(batch, made)):
+        if not layouts or is_alone or not self._may_leave_out(batch, made):
             forget_layouts(batch)
-            layouts = []
-        if not layouts:
-            size = sum(texts.mask.numel() for texts in texts_in_batch(batch))
-            self._padded, self._computed = self._padded + size, self._computed + size
-            return batch
-        self._padded += sum(layout.batch * layout.length for layout in layouts)
-        self._computed += sum(layout.num_tokens for layout in layouts)
-        return made
+            return batch, []
+        return made, layouts
 
     def _checked(self, row: Any, layout: TextLayout) -> Any:
         """Returns a row that a collator has packed; as a padded batch, if the model lets its texts see each other."""

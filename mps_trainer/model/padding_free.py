@@ -24,7 +24,7 @@ from ..distributed.sharded import is_sharded
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
 from .attention_patching import KINDS
-from .introspection import base_model, loss_is_of_next_token, predicts_next_token, spans_devices
+from .introspection import base_model, loss_is_of_next_token, predicts_next_token, shifts_labels, spans_devices
 from .patches.positions import CHANGING
 from .patches.unpadded_encoders import UnpaddedEncoder, encoders_in
 
@@ -65,12 +65,14 @@ class PaddingPlan:
         head: the head of a causal language model, whose batches become one row; None for encoders. Rows that a user's
             collator packs are tried in any case.
         loss_of_others: True if other code than the model's computes the loss, which may read all outputs of the model.
+        in_evaluation: True if evaluations of the run that compute the loss alone leave out padding, too.
         reason: why the run keeps padding, as a clause; "" if it does not.
     """
 
     encoders: list[UnpaddedEncoder] = field(default_factory=list)
     head: nn.Module | None = None
     loss_of_others: bool = False
+    in_evaluation: bool = False
     reason: str = ""
 
     @property
@@ -121,8 +123,15 @@ def plan_padding(trainer: PlannedTrainer, device: torch.device) -> PaddingPlan:
     draws = choice is None and device.type != "mps" and has_dropout(model)
     reason = f"on {device.type}, a model with dropout draws the numbers of transformers' Trainer" if draws else ""
     if encoders:
-        return PaddingPlan(encoders, loss_of_others=_is_loss_of_others(trainer), reason=reason)
-    return PaddingPlan(head=inner.get_output_embeddings(), reason=reason)
+        return PaddingPlan(
+            encoders,
+            loss_of_others=_is_loss_of_others(trainer),
+            in_evaluation=_evaluation_may_change_batches(trainer),
+            reason=reason,
+        )
+    # an evaluation counts the labels of a batch without padding, where the first of each text is ignored
+    in_evaluation = shifts_labels(inner) and _evaluation_may_change_batches(trainer)
+    return PaddingPlan(head=inner.get_output_embeddings(), in_evaluation=in_evaluation, reason=reason)
 
 
 def padding_choice(args: TrainingArguments) -> bool | None:
@@ -252,6 +261,14 @@ def _overrides_take_rows(trainer: PlannedTrainer) -> bool:
         return False
     seeing = [name for name in ("compute_loss", "training_step") if getattr(overrides, name)]
     return all(getattr(getattr(trainer, name), "__module__", "") == _TAKES_ROWS for name in seeing)
+
+
+def _evaluation_may_change_batches(trainer: PlannedTrainer) -> bool:
+    """Returns True if no override sees the batches of an evaluation, except that of TRL's SFTTrainer."""
+    overrides, step = trainer._mt_overrides, getattr(trainer, "prediction_step", None)
+    if overrides.move_batches or overrides.get_num_items_in_batch:
+        return False
+    return not overrides.prediction_step or getattr(step, "__module__", "") == _TAKES_ROWS
 
 
 @contextlib.contextmanager

@@ -274,6 +274,79 @@ def test_batch_that_is_halved_is_unpadded_after_that(train, shares, monkeypatch)
         torch.testing.assert_close(given[name], expected[name], atol=1e-6, rtol=1e-5)
 
 
+@pytest.fixture
+def evaluate(make_args, monkeypatch):
+    """`evaluate(model, padding_free)` returns the loss of an evaluation in a run, and the shapes of hidden states."""
+
+    def run(model, padding_free, kind=Trainer, rows=None, **more):
+        shapes, layer = (
+            set(),
+            next(each for each in model.modules() if type(each).__name__.endswith(("Layer", "Block"))),
+        )
+        plain = type(layer).forward
+
+        @functools.wraps(plain)
+        def forward(self, hidden_states, *args, **kwargs):
+            shapes.add(tuple(hidden_states.shape[:2]))
+            return plain(self, hidden_states, *args, **kwargs)
+
+        def count(*args, **kwargs):
+            monkeypatch.setattr(type(layer), "forward", forward)
+
+        rows = texts(is_by_token(type(model).__name__)) if rows is None else rows
+        args = make_args(
+            **{"padding_free": padding_free, "max_steps": 1, "eval_strategy": "steps", "eval_steps": 1},
+            **{"learning_rate": 0.0, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4},
+        )
+        trainer = kind(
+            model, args, train_dataset=rows, eval_dataset=rows, callbacks=[callback(on_step_end=count)], **more
+        )
+        trainer.train()
+        monkeypatch.undo()
+        loss = next(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+        return loss, shapes
+
+    return run
+
+
+ROWS_OF_EVALUATION = {(1, sum(LENGTHS[:4])), (1, sum(LENGTHS[4:]))}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("LlamaForCausalLM", "BertForSequenceClassification", "XLMRobertaForTokenClassification"),
+        *("ModernBertForMaskedLM", "MPNetForSequenceClassification"),
+    ],
+)
+def test_evaluation_of_loss_equals_padded(evaluate, name):
+    (expected, padded), (given, shapes) = (
+        evaluate(tiny(name, **{**DECODERS, **ENCODERS}[name]), choice) for choice in (False, True)
+    )
+    assert padded == {(4, WIDTH)}
+    assert shapes == ROWS_OF_EVALUATION
+    assert given == pytest.approx(expected, abs=1e-6)
+
+
+class OwnPrediction(Trainer):
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kind": OwnPrediction}, {"compute_metrics": lambda found: {"size": len(found.predictions)}}], ids=str
+)
+def test_evaluation_that_shows_logits_or_batches_keeps_padding(evaluate, settings):
+    made = tiny("LlamaForCausalLM")
+    assert evaluate(made, True, **settings) == evaluate(made, False, **settings)
+
+
+def test_evaluation_that_counts_first_labels_keeps_padding(evaluate):
+    """Of GPT-2, transformers counts them among the items by which it divides."""
+    made, rows = tiny("GPT2LMHeadModel", **DECODERS["GPT2LMHeadModel"]), texts(True, first=5)
+    assert evaluate(made, True, rows=rows)[0] == evaluate(made, False, rows=rows)[0]
+
+
 # Who gets it
 
 
