@@ -73,7 +73,7 @@ def _layout_of(seen: np.ndarray, kept: np.ndarray, fills: bool) -> TextLayout:
     return TextLayout(batch, length, starts, num_text_tokens, *tensors)
 
 
-def in_one_row(batch: Any, fills: bool) -> dict[str, torch.Tensor] | None:
+def in_one_row(batch: Any, fills: bool, masks_filler: bool = False) -> dict[str, torch.Tensor] | None:
     """Returns a batch of a decoder as one row; None if it has to stay as it is.
 
     It stays if it has no padding, or anything but tokens, mask and labels, if a row has padding between its tokens,
@@ -81,6 +81,10 @@ def in_one_row(batch: Any, fills: bool) -> dict[str, torch.Tensor] | None:
     padded batch predicts that label from padding.
 
     The layout of the row is that of a batch with the padding after each text, wherever it was.
+
+    Args:
+        fills: True to fill the row up to one of few lengths.
+        masks_filler: True to give a row with a filler an attention mask, which is 0 there.
     """
     if not isinstance(batch, Mapping) or set(batch) != _OF_DECODERS:
         return None
@@ -109,6 +113,8 @@ def in_one_row(batch: Any, fills: bool) -> dict[str, torch.Tensor] | None:
         "labels": torch.from_numpy(row_labels)[None],
         "position_ids": torch.from_numpy(positions)[None],
     }
+    if masks_filler and num_tokens > layout.num_text_tokens:
+        made[_MASK] = torch.from_numpy((np.arange(num_tokens) < layout.num_text_tokens).astype(np.int64))[None]
     record_layout(made["position_ids"], layout)
     hand_on_texts(PackedTexts((layout.starts,), num_tokens), made["position_ids"])
     return made

@@ -80,7 +80,7 @@ class PaddingFree:
         if self.plan.head is None:
             made, layouts = batch, record_layouts(batch, self._fills, self.plan.window)
         else:
-            made = in_one_row(batch, self._fills)
+            made = in_one_row(batch, self._fills, self.plan.counts_mask)
             layouts = [layout for _, layout in layouts_in(made)]
             if made is None and not self._has_said_side and has_label_after_padding(batch):
                 self._has_said_side = True

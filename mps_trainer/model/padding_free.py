@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from ..distributed.sharded import is_sharded
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
+from ..utils.text_layout import layout_of
 from .attention_patching import KINDS
 from .introspection import base_model, loss_is_of_next_token, predicts_next_token, shifts_labels, spans_devices
 from .patches.positions import CHANGING
@@ -65,6 +66,7 @@ class PaddingPlan:
         head: the head of a causal language model, whose batches become one row; None for encoders. Rows that a user's
             collator packs are tried in any case.
         loss_of_others: True if other code than the model's computes the loss, which may read all outputs of the model.
+        counts_mask: True if TRL's SFTTrainer counts tokens: a row with a filler gets a mask for it.
         in_evaluation: True if evaluations of the run that compute the loss alone leave out padding, too.
         reason: why the run keeps padding, as a clause; "" if it does not.
     """
@@ -72,6 +74,7 @@ class PaddingPlan:
     encoders: list[UnpaddedEncoder] = field(default_factory=list)
     head: nn.Module | None = None
     loss_of_others: bool = False
+    counts_mask: bool = False
     in_evaluation: bool = False
     reason: str = ""
 
@@ -131,7 +134,12 @@ def plan_padding(trainer: PlannedTrainer, device: torch.device) -> PaddingPlan:
         )
     # an evaluation counts the labels of a batch without padding, where the first of each text is ignored
     in_evaluation = shifts_labels(inner) and _evaluation_may_change_batches(trainer)
-    return PaddingPlan(head=inner.get_output_embeddings(), in_evaluation=in_evaluation, reason=reason)
+    return PaddingPlan(
+        head=inner.get_output_embeddings(),
+        counts_mask=trainer._mt_overrides.compute_loss,  # which is TRL's here
+        in_evaluation=in_evaluation,
+        reason=reason,
+    )
 
 
 def padding_choice(args: TrainingArguments) -> bool | None:
@@ -269,6 +277,21 @@ def _evaluation_may_change_batches(trainer: PlannedTrainer) -> bool:
     if overrides.move_batches or overrides.get_num_items_in_batch:
         return False
     return not overrides.prediction_step or getattr(step, "__module__", "") == _TAKES_ROWS
+
+
+@contextlib.contextmanager
+def masks_of_rows_dropped(model: nn.Module, applies: bool) -> Iterator[None]:
+    """Inside, if it `applies`, `model` does not get the mask of a row without padding, which is for TRL's counts."""
+
+    def drop(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return (args, {**kwargs, "attention_mask": None}) if layout_of(kwargs.get("position_ids")) else None
+
+    hook = model.register_forward_pre_hook(drop, with_kwargs=True) if applies else None
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 @contextlib.contextmanager

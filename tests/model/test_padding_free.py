@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorWithFlattening
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from mps_trainer import Trainer
+from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.callbacks.overview import first_lines
 from mps_trainer.data.unpadding import (
     given_row,
@@ -669,6 +670,55 @@ def test_error_in_comparison_keeps_padding(train, shares, caplog, monkeypatch):
     train(tiny("LlamaForCausalLM"), texts(True), True)
     assert shares == [None]
     assert messages_with(caplog, "fails without padding (RuntimeError), as the first batch showed")
+
+
+@dataclass
+class SFTConfig(TrainingArguments):
+    padding_free: bool = False
+
+
+@dataclass
+class PaddedConfig(SFTConfig):
+    padding_free: bool | None = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "choice"),
+    [
+        (SFTConfig, {}, None),
+        (SFTConfig, {"padding_free": False}, None),
+        (SFTConfig, {"padding_free": True}, True),
+        (PaddedConfig, {}, None),
+        (PaddedConfig, {"padding_free": False}, False),
+    ],
+)
+def test_field_of_trl_with_its_default_is_no_choice(tmp_path, kind, given, choice):
+    assert padding_free.padding_choice(kind(output_dir=str(tmp_path), **given)) is choice
+
+
+class SFTTrainer(Trainer):
+    """Counts tokens as TRL's SFTTrainer does."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        mask = inputs.get("attention_mask")
+        COUNTED.append(inputs["position_ids"].size(1) if mask is None else int(mask.sum()))
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    compute_loss.__module__ = padding_free._TAKES_ROWS
+
+
+COUNTED = []
+
+
+@pytest.mark.every_device
+def test_trl_counts_no_filler(assert_equal, device):
+    """Rows of 20 and 31 tokens, of which mps fills the second one."""
+    COUNTED.clear()
+    settings = {"kind": SFTTrainer, "train_sampling_strategy": "sequential", "max_steps": 2}
+    assert_equal(tiny("LlamaForCausalLM"), texts(True), **settings)
+    assert row_length(31) > 31
+    counted = [sum(LENGTHS[:4]), sum(LENGTHS[4:])]
+    assert [*counted, *counted] == COUNTED  # with padding, and without it
 
 
 # Rows that a collator packs
