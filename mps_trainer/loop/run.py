@@ -518,7 +518,7 @@ class TrainingRun:
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
         self.saver.save_again()
-        self.padding.note_share()
+        self.padding.note_fraction()
         processes = self.trainer._mt_processes
         processes.wait()  # the first process may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):

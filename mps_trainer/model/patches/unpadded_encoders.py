@@ -38,7 +38,7 @@ ENCODERS = {
     "MPNetModel": "encoder",
     "ModernBertModel": "",
 }
-_ASKED = ("output_hidden_states", "output_attentions")  # these would show the row
+_LAYER_OUTPUTS = ("output_hidden_states", "output_attentions")  # these would show the row
 
 
 class UnpaddedEncoder(NamedTuple):
@@ -54,14 +54,14 @@ class UnpaddedEncoder(NamedTuple):
 
     @property
     def window(self) -> int | None:
-        """Returns how many places away tokens see each other in some layers; None if that is any number in all."""
+        """Returns the distance at which tokens still see each other in some layers; None if no layer has a limit."""
         window: int | None = self.model.config.sliding_window if self.stack is self.model else None
         return window
 
 
 def encoders_in(model: nn.Module) -> list[UnpaddedEncoder]:
     """Returns the encoders in `model` whose layers can compute without padding."""
-    found = []
+    encoders = []
     for module in model.modules():
         kind = type(module)
         if kind.__name__ not in ENCODERS or not kind.__module__.startswith("transformers.models."):
@@ -69,8 +69,8 @@ def encoders_in(model: nn.Module) -> list[UnpaddedEncoder]:
         config: Any = module.config
         if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
             continue
-        found.append(UnpaddedEncoder(module, module.get_submodule(ENCODERS[kind.__name__])))
-    return found
+        encoders.append(UnpaddedEncoder(module, module.get_submodule(ENCODERS[kind.__name__])))
+    return encoders
 
 
 @contextlib.contextmanager
@@ -78,21 +78,21 @@ def encoders_unpadded(encoders: list[UnpaddedEncoder], called_by: nn.Module | No
     """Inside, `encoders` compute a batch without padding if its mask has a layout.
 
     Args:
-        called_by: a model. If it is given, they do so only while its forward() is under way, and not for other code
+        called_by: a model. If it is given, they do so only while its forward() runs, and not for other code
             that calls an encoder itself and may read the padding.
     """
     changes: list[tuple[Any, str, Any]] = []
-    under_way = [called_by is None]
+    is_running = [called_by is None]
     if called_by is not None:
-        forward = MethodType(_noting(called_by.forward, under_way), called_by)
+        forward = MethodType(_marking_run(called_by.forward, is_running), called_by)
         changes.append((called_by, "forward", forward))
     for model, stack in encoders:
         if stack is model:
-            in_row = _model_in_one_row(model.forward, under_way)
+            in_row = _model_in_one_row(model.forward, is_running)
             changes.append((model, "forward", MethodType(in_row, model)))
             continue
         layouts: list[TextLayout] = []  # of the calls of the model that are under way
-        of_model = _handing_on_layout(model.forward, layouts, under_way)
+        of_model = _handing_on_layout(model.forward, layouts, is_running)
         of_stack = _in_one_row(stack.forward, layouts)
         changes += [(model, "forward", MethodType(of_model, model)), (stack, "forward", MethodType(of_stack, stack))]
         if type(model).__name__ == "MPNetModel":
@@ -106,23 +106,23 @@ def is_replaced(forward: Any) -> bool:
     return getattr(getattr(forward, "__func__", forward), "_mt_unpads", False)
 
 
-def _noting(plain: Callable, under_way: list[bool]) -> Callable:
+def _marking_run(plain: Callable, is_running: list[bool]) -> Callable:
     """Returns a forward() of a model that notes while it is under way."""
 
     @functools.wraps(getattr(plain, "__func__", plain))
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = under_way[0]
-        under_way[0] = True
+        before = is_running[0]
+        is_running[0] = True
         try:
             return plain(*args, **kwargs)
         finally:
-            under_way[0] = before
+            is_running[0] = before
 
     forward._mt_unpads = True  # type: ignore[attr-defined]
     return forward
 
 
-def _handing_on_layout(plain: Callable, layouts: list[TextLayout], under_way: list[bool]) -> Callable:
+def _handing_on_layout(plain: Callable, layouts: list[TextLayout], is_running: list[bool]) -> Callable:
     """Returns a forward() of a model that tells its stack of layers the layout of the batch.
 
     The model makes no mask then: the stack gets that of the row.
@@ -132,7 +132,7 @@ def _handing_on_layout(plain: Callable, layouts: list[TextLayout], under_way: li
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         layout = layout_of(mask)
-        if layout is None or _shows_layers(self, kwargs) or not under_way[0]:
+        if layout is None or _shows_layers(self, kwargs) or not is_running[0]:
             return plain(*args, **kwargs)
         layouts.append(layout)
         if len(args) > 1:
@@ -150,10 +150,10 @@ def _handing_on_layout(plain: Callable, layouts: list[TextLayout], under_way: li
 
 def _shows_layers(model: Any, kwargs: dict[str, Any]) -> bool:
     """Returns True if a call of a model returns hidden states or attention weights of its layers."""
-    return any(kwargs.get(name) or getattr(model.config, name, False) for name in _ASKED)
+    return any(kwargs.get(name) or getattr(model.config, name, False) for name in _LAYER_OUTPUTS)
 
 
-def _model_in_one_row(plain: Callable, under_way: list[bool]) -> Callable:
+def _model_in_one_row(plain: Callable, is_running: list[bool]) -> Callable:
     """Returns a forward() of a model with rotary embeddings that computes tokens in one row, from the embeddings on.
 
     The tokens keep the positions of the padded batch, and the model gets a mask for each kind of its layers.
@@ -170,15 +170,15 @@ def _model_in_one_row(plain: Callable, under_way: list[bool]) -> Callable:
     ) -> Any:
         named = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         layout = layout_of(attention_mask)
-        if layout is None or _shows_layers(self, kwargs) or not under_way[0]:
+        if layout is None or _shows_layers(self, kwargs) or not is_running[0]:
             return plain(attention_mask=attention_mask, **named, **kwargs)
         if position_ids is None:
-            named["position_ids"] = (layout.places % layout.length)[None]
+            named["position_ids"] = (layout.padded_indices % layout.length)[None]
         else:
             named["position_ids"] = layout.to_row(position_ids.expand(layout.batch, -1))
         for name in ("input_ids", "inputs_embeds"):
             named[name] = None if named[name] is None else layout.to_row(named[name])
-        device = layout.places.device
+        device = layout.padded_indices.device
         masks = {
             "full_attention": mask_of_row(layout, device),
             "sliding_attention": mask_of_row(layout, device, self.config.sliding_window),
@@ -220,7 +220,7 @@ def mask_of_row(layout: TextLayout, device: torch.device, window: int | None = N
     """Returns the mask of an encoder in which each text of a row sees its own tokens.
 
     Args:
-        window: how many places away a token may be seen. Default: any number.
+        window: the distance up to which a token is seen. Default: any distance.
     """
     length = layout.num_tokens
     in_text = masking_utils.bidirectional_mask_function
@@ -228,7 +228,7 @@ def mask_of_row(layout: TextLayout, device: torch.device, window: int | None = N
         in_text = masking_utils.sliding_window_bidirectional_mask_function(window)
 
     def visible(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        queries, keys = layout.places[query], layout.places[key]
+        queries, keys = layout.padded_indices[query], layout.padded_indices[key]
         is_same_text = (queries // layout.length) == (keys // layout.length)
         sees = is_same_text & layout.seen.flatten()[keys]
         return sees if window is None else sees & in_text(batch, head, queries, keys)
