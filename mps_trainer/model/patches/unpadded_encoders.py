@@ -55,7 +55,8 @@ class UnpaddedEncoder(NamedTuple):
     @property
     def window(self) -> int | None:
         """Returns the distance at which tokens still see each other in some layers; None if no layer has a limit."""
-        window: int | None = self.model.config.sliding_window if self.stack is self.model else None
+        calls_layers = self.stack is self.model
+        window: int | None = self.model.config.sliding_window if calls_layers else None
         return window
 
 
