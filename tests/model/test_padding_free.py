@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithFlattening
 from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.modernbert.modeling_modernbert import ModernBertAttention
 
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.callbacks.overview import first_lines
@@ -88,6 +89,15 @@ def batch_of(rows):
 
 def is_by_token(name):
     return not name.endswith("SequenceClassification")
+
+
+def attentions_of(name):
+    """Returns the kinds of attention with which an encoder trains without padding."""
+    if name.startswith("MPNet"):
+        return ["eager"]  # it has no other
+    # older releases of transformers do not look up the eager attention of ModernBERT, which then keeps its padding
+    looks_up = "get_interface" in ModernBertAttention.forward.__code__.co_names
+    return ["sdpa", "eager"] if looks_up or not name.startswith("ModernBert") else ["sdpa"]
 
 
 def texts_for(name, left):
@@ -174,12 +184,7 @@ def test_decoder_equals_padded(assert_equal, name, attention, left):
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [
-        (name, attention)
-        for name in ENCODERS
-        for attention in ("sdpa", "eager")
-        if attention == "eager" or not name.startswith("MPNet")  # which has its own attention
-    ],
+    [(name, attention) for name in ENCODERS for attention in ("sdpa", "eager") if attention in attentions_of(name)],
 )
 def test_encoder_equals_padded(assert_equal, name, attention, left):
     assert_equal(tiny(name, attn_implementation=attention, **ENCODERS[name]), texts_for(name, left))
