@@ -78,7 +78,7 @@ def measure(peer: str, task: str, data: str, steps: int, warm_up: int, quick: bo
             begun.append(time.process_time())
 
         def on_train_end(self, *given: Any, **more: Any) -> None:
-            left_out.append(trainer._mt_run.padding.share_left_out if peer == "ours" else 0)
+            left_out.append(trainer._mt_run.padding.fraction_left_out if peer == "ours" else 0)
 
     library: Any = transformers if peer == "transformers" else mps_trainer
     settings: dict[str, Any] = {

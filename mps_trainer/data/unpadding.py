@@ -32,7 +32,7 @@ def row_length(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def layout_of_mask(mask: Any, fills: bool, keeps_first: bool) -> TextLayout | None:
+def layout_of_mask(mask: Any, fills: bool, keeps_first: bool, window: int | None = None) -> TextLayout | None:
     """Returns the layout of the row of a padded batch; None if the row would be as long as the batch.
 
     Args:
@@ -40,6 +40,8 @@ def layout_of_mask(mask: Any, fills: bool, keeps_first: bool) -> TextLayout | No
         fills: True to fill the row up to one of few lengths.
         keeps_first: True if the first place of each row of the batch is computed even where it is padding, because a
             classifier reads it.
+        window: the distance at which tokens still see each other in some layers. Default: any distance. A batch has no
+            layout if the first place of a row then sees no token: what the layers compute of padding would show there.
     """
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.device.type != "cpu" or mask.is_floating_point():
         return None
@@ -48,70 +50,78 @@ def layout_of_mask(mask: Any, fills: bool, keeps_first: bool) -> TextLayout | No
     if keeps_first and kept.size:
         kept[:, 0] = True
     count = int(kept.sum())
+    if window is not None and kept.size and (seen.argmax(1) > window).any():
+        return None
     if not seen.any(1).all() or (row_length(count) if fills else count) >= kept.size:
         return None
     return _layout_of(seen, kept, fills)
 
 
 def _layout_of(seen: np.ndarray, kept: np.ndarray, fills: bool) -> TextLayout:
-    """Returns the layout of a row with the places that are `kept`, all of batch x length."""
-    places = np.flatnonzero(kept)
-    wanted = row_length(len(places)) if fills else len(places)
-    counts, num_text_tokens = kept.sum(1), len(places)
+    """Returns the layout of a row with the tokens that are `kept`. Both arrays are of batch x length."""
+    padded_indices = np.flatnonzero(kept)
+    wanted = row_length(len(padded_indices)) if fills else len(padded_indices)
+    counts, num_text_tokens = kept.sum(1), len(padded_indices)
     starts = tuple(int(start) for start in np.cumsum(counts) - counts)
     if wanted > num_text_tokens:
         starts = (*starts, num_text_tokens)
-        places = np.concatenate([places, np.flatnonzero(~kept)[: wanted - len(places)]])
-    sources, left_out = np.zeros(kept.size, np.int64), np.ones(kept.size, bool)
-    sources[places], left_out[places] = np.arange(len(places)), False
+        padded_indices = np.concatenate([padded_indices, np.flatnonzero(~kept)[: wanted - len(padded_indices)]])
+    row_indices, left_out = np.zeros(kept.size, np.int64), np.ones(kept.size, bool)
+    row_indices[padded_indices], left_out[padded_indices] = np.arange(len(padded_indices)), False
     batch, length = kept.shape
-    tensors = [torch.from_numpy(each) for each in (places, sources, left_out, seen)]
+    tensors = [torch.from_numpy(each) for each in (padded_indices, row_indices, left_out, seen)]
     return TextLayout(batch, length, starts, num_text_tokens, *tensors)
 
 
-def in_one_row(batch: Any, fills: bool) -> dict[str, torch.Tensor] | None:
+def in_one_row(batch: Any, fills: bool, masks_filler: bool = False) -> dict[str, torch.Tensor] | None:
     """Returns a batch of a decoder as one row; None if it has to stay as it is.
 
     It stays if it has no padding, or anything but tokens, mask and labels, if a row has padding between its tokens,
-    and if a label of padding enters the loss, or the first label of a text that has padding before it: the loss of the
-    padded batch predicts that label from padding.
+    and if a label of padding enters the loss, or the first label of a left-padded text: the loss of the padded batch
+    predicts that label from padding.
 
     The layout of the row is that of a batch with the padding after each text, wherever it was.
+
+    Args:
+        fills: True to fill the row up to one of few lengths.
+        masks_filler: True to give a row with a filler an attention mask, which is 0 there.
     """
     if not isinstance(batch, Mapping) or set(batch) != _OF_DECODERS:
         return None
     tokens, mask, labels = batch["input_ids"], batch[_MASK], batch["labels"]
     if not all(_is_like(each, mask) for each in (tokens, labels)):
         return None
-    seen, given = mask.numpy() != 0, labels.numpy()
+    seen, label_array = mask.numpy() != 0, labels.numpy()
     counts, first = seen.sum(1), seen.argmax(1)
     index = np.arange(seen.shape[1])
     if (seen != ((index >= first[:, None]) & (index < (first + counts)[:, None]))).any():
         return None
-    first_labels = given[np.arange(len(first)), first]
-    if (given[~seen] != IGNORED_LABEL).any() or (first_labels[first > 0] != IGNORED_LABEL).any():
+    first_labels = label_array[np.arange(len(first)), first]
+    if (label_array[~seen] != IGNORED_LABEL).any() or (first_labels[first > 0] != IGNORED_LABEL).any():
         return None
     layout = layout_of_mask(torch.from_numpy(index < counts[:, None]), fills, keeps_first=False)
     if layout is None:
         return None
     starts, num_tokens = np.asarray(layout.starts), layout.num_tokens
     filler = np.flatnonzero(~seen)[: num_tokens - layout.num_text_tokens]
-    places = np.concatenate([np.flatnonzero(seen), filler])
-    row_labels = given.reshape(-1)[places]
+    padded_indices = np.concatenate([np.flatnonzero(seen), filler])
+    row_labels = label_array.reshape(-1)[padded_indices]
     row_labels[starts] = IGNORED_LABEL
     positions = np.arange(num_tokens) - np.repeat(starts, np.diff(np.append(starts, num_tokens)))
-    made = {
-        "input_ids": torch.from_numpy(tokens.numpy().reshape(-1)[places])[None],
+    row = {
+        "input_ids": torch.from_numpy(tokens.numpy().reshape(-1)[padded_indices])[None],
         "labels": torch.from_numpy(row_labels)[None],
         "position_ids": torch.from_numpy(positions)[None],
     }
-    record_layout(made["position_ids"], layout)
-    hand_on_texts(PackedTexts((layout.starts,), num_tokens), made["position_ids"])
-    return made
+    if masks_filler and num_tokens > layout.num_text_tokens:
+        row[_MASK] = torch.from_numpy((np.arange(num_tokens) < layout.num_text_tokens).astype(np.int64))[None]
+    record_layout(row["position_ids"], layout)
+    hand_on_texts(PackedTexts((layout.starts,), num_tokens), row["position_ids"])
+    return row
 
 
-def has_label_after_padding(batch: Any) -> bool:
-    """Returns True if the first label of a text with padding before it enters the loss of a decoder's batch."""
+def has_label_after_left_padding(batch: Any) -> bool:
+    """Returns True if the first label of a left-padded text enters the loss of a decoder's batch."""
     if not isinstance(batch, Mapping) or set(batch) != _OF_DECODERS:
         return False
     mask, labels = batch[_MASK], batch["labels"]
@@ -121,7 +131,7 @@ def has_label_after_padding(batch: Any) -> bool:
     return bool(((first > 0) & (labels[torch.arange(len(first)), first] != IGNORED_LABEL)).any())
 
 
-def given_row(batch: Any) -> TextLayout | None:
+def layout_of_packed_row(batch: Any) -> TextLayout | None:
     """Returns the layout of the padded form of a row of texts that a collator has packed; None for any other batch."""
     texts = find_texts(batch.get("position_ids")) if isinstance(batch, Mapping) else None
     if texts is None or not texts.is_packed or len(texts.starts) > 1 or batch.get(_MASK) is not None:
@@ -134,7 +144,7 @@ def given_row(batch: Any) -> TextLayout | None:
     return _layout_of(mask.numpy(), mask.numpy(), fills=False)
 
 
-def in_padded_rows(batch: Mapping[str, Any], layout: TextLayout) -> dict[str, torch.Tensor]:
+def to_padded_batch(batch: Mapping[str, Any], layout: TextLayout) -> dict[str, torch.Tensor]:
     """Returns a packed row as a padded batch of a decoder, with a row for each text."""
     tokens, labels = (layout.to_padded(batch[name]) for name in ("input_ids", "labels"))
     return {
@@ -191,18 +201,21 @@ def texts_in_batch(batch: Any) -> Iterator[Texts]:
             yield from texts_in_batch(part)
 
 
-def record_layouts(batch: Any, fills: bool) -> list[TextLayout]:
+def record_layouts(batch: Any, fills: bool, window: int | None = None) -> list[TextLayout]:
     """Records with the attention masks in a batch of an encoder where the tokens are in a row, and returns that.
 
     A mask gets none if the batch has no padding to leave out, or if labels of padding enter the loss.
+
+    Args:
+        window: see `layout_of_mask`.
     """
-    found = []
+    layouts = []
     for texts in texts_in_batch(batch):
-        layout = layout_of_mask(texts.mask, fills, keeps_first=True)
+        layout = layout_of_mask(texts.mask, fills, keeps_first=True, window=window)
         if layout is None:
             continue
         if texts.labels is not None and bool((texts.labels[~layout.seen] != IGNORED_LABEL).any()):
             continue
         record_layout(texts.mask, layout)
-        found.append(layout)
-    return found
+        layouts.append(layout)
+    return layouts

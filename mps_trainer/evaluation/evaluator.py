@@ -74,6 +74,7 @@ class RunUnderWay(Protocol):
     @property
     def preemption(self) -> Any: ...  # the loop's PreemptionHandler
     def note_progress(self) -> None: ...
+    def unpad_for_loss(self, batch: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,9 @@ def run_evaluation(
     move = parts.transfer.before_other_code(is_seen)
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
 
+    def unpad(batch: Any) -> Any:
+        return parts.run.unpad_for_loss(batch) if loss_only and parts.run is not None else batch
+
     def name_row(row: int) -> str:
         return f"Row {seen + row} of the {description.lower()} dataset" if in_order else f"Row {row} of a batch"
 
@@ -155,8 +159,10 @@ def run_evaluation(
             size = examples_in(loader, number, find_batch_size(inputs) or args.eval_batch_size)
             try:
                 with check.watching(inputs, name_row):
-                    inputs = move(inputs)
-                    loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+                    batch = unpad(inputs)
+                    is_same, batch = batch is inputs, move(batch)
+                    inputs = batch if is_same else inputs
+                    loss, logits, labels = trainer.prediction_step(model, batch, loss_only, ignore_keys=ignore_keys)
             except Exception as error:
                 explain_missing_columns(error, loader, inputs, needs_labels=False)
                 raise

@@ -12,15 +12,23 @@ from torch import nn
 from ..callbacks.events import Events
 from ..data.transfer import BatchTransfer
 from ..data.unpadding import (
-    given_row,
-    has_label_after_padding,
+    has_label_after_left_padding,
     in_one_row,
-    in_padded_rows,
+    layout_of_packed_row,
     record_layouts,
     texts_in_batch,
+    to_padded_batch,
 )
 from ..model.introspection import base_model
-from ..model.padding_free import PaddingPlan, agree, evaluating, has_foreign_hooks, hidden_states_of, tolerance_for
+from ..model.padding_free import (
+    HOOKED,
+    PaddingPlan,
+    agree,
+    evaluating,
+    has_foreign_hooks,
+    hidden_states_of,
+    tolerance_for,
+)
 from ..utils.nested import map_tensors
 from ..utils.text_layout import TextLayout, forget_layouts, layout_of, layouts_in, record_layout
 
@@ -30,8 +38,8 @@ logger = logging.getLogger(__name__)
 class PaddingFree:
     """Owns how a run leaves out padding: its plan, whether both ways agreed, and the tokens that it has left out.
 
-    Batches with padding before a text and batches with padding after each text are tried on their own. What was found
-    for one kind does not depend on the order of the batches, so a resumed run does what the whole run does.
+    Left-padded batches and right-padded ones are tested on their own. The result for one kind does not depend on the
+    order of the batches, so a resumed run does what the whole run does.
 
     Args:
         plan: see `mps_trainer.model.padding_free`.
@@ -44,107 +52,116 @@ class PaddingFree:
     ) -> None:
         self.plan, self._model, self._transfer, self._events = plan, model, transfer, events
         self._fills = fills
-        self._agreed: dict[bool, bool] = {}  # by kind of batch: True for one with padding before a text
+        self._agreed: dict[bool, bool] = {}  # by kind of batch: True for a left-padded one
         self._padded = self._computed = 0
-        self._has_said_side = False
+        self._has_warned_of_left_padding = False
 
     def unpad(self, batch: Any) -> Any:
         """Returns a batch without padding, on the host; the batch itself where it has to be computed as it is."""
-        if self.plan.head is not None and (layout := given_row(batch)) is not None:
-            return self._checked(batch, layout)
+        if self.plan.head is not None and (layout := layout_of_packed_row(batch)) is not None:
+            return self._verified_packed_row(batch, layout)
         if not self.plan.applies:
             return batch
-        if self.plan.head is None:
-            made, layouts = batch, record_layouts(batch, self._fills)
+        unpadded, layouts = self._without_padding(batch)
+        if layouts:
+            self._padded += sum(layout.batch * layout.length for layout in layouts)
+            self._computed += sum(layout.num_tokens for layout in layouts)
         else:
-            made = in_one_row(batch, self._fills)
-            layouts = [layout for _, layout in layouts_in(made)]
-            if made is None and not self._has_said_side and has_label_after_padding(batch):
-                self._has_said_side = True
+            size = sum(texts.mask.numel() for texts in texts_in_batch(batch))
+            self._padded, self._computed = self._padded + size, self._computed + size
+        return unpadded
+
+    def unpad_for_loss(self, batch: Any) -> Any:
+        """Returns a batch of an evaluation that computes the loss alone, like `unpad`."""
+        return self._without_padding(batch)[0] if self.plan.applies and self.plan.in_evaluation else batch
+
+    def _without_padding(self, batch: Any) -> tuple[Any, list[TextLayout]]:
+        """Returns a batch without padding and the layouts of its texts; the batch itself has none if it stays."""
+        if self.plan.head is None:
+            unpadded, layouts = batch, record_layouts(batch, self._fills, self.plan.window)
+        else:
+            unpadded = in_one_row(batch, self._fills, self.plan.counts_mask)
+            layouts = [layout for _, layout in layouts_in(unpadded)]
+            if unpadded is None and not self._has_warned_of_left_padding and has_label_after_left_padding(batch):
+                self._has_warned_of_left_padding = True
                 logger.warning(
                     "Left-padded batches keep their padding, because the loss counts the first token of their texts. "
                     "Set tokenizer.padding_side='right' to train without padding."
                 )
         # a text alone would not show whether texts see each other
         is_alone = all(layout.batch < 2 for layout in layouts)
-        if layouts and (is_alone or not self._may_leave_out(batch, made)):
+        if not layouts or is_alone or not self._is_verified(batch, unpadded):
             forget_layouts(batch)
-            layouts = []
-        if not layouts:
-            size = sum(texts.mask.numel() for texts in texts_in_batch(batch))
-            self._padded, self._computed = self._padded + size, self._computed + size
-            return batch
-        self._padded += sum(layout.batch * layout.length for layout in layouts)
-        self._computed += sum(layout.num_tokens for layout in layouts)
-        return made
+            return batch, []
+        return unpadded, layouts
 
-    def _checked(self, row: Any, layout: TextLayout) -> Any:
+    def _verified_packed_row(self, row: Any, layout: TextLayout) -> Any:
         """Returns a row that a collator has packed; as a padded batch, if the model lets its texts see each other."""
-        padded = in_padded_rows(row, layout)
-        if not self._may_leave_out(padded, row):
-            return padded
+        padded = to_padded_batch(row, layout)
+        if not self._is_verified(padded, row):
+            return padded if self.plan.head is not None else row  # the hook is to see the row of the collator
         # attention in the form of the padded batch, where that has fewer pairs of tokens than the row
         if self.plan.applies and layout.batch * layout.length**2 < layout.num_tokens**2:
             record_layout(row["position_ids"], layout)
         return row
 
-    def _may_leave_out(self, batch: Any, made: Any) -> bool:
+    def _is_verified(self, batch: Any, unpadded: Any) -> bool:
         """Returns True if the first batch of this kind had the same numbers without padding."""
-        has_padding_before = any(not bool(texts.mask[:, 0].all()) for texts in texts_in_batch(batch))
-        if has_padding_before not in self._agreed:
+        is_left_padded = any(not bool(texts.mask[:, 0].all()) for texts in texts_in_batch(batch))
+        if is_left_padded not in self._agreed:
             # callbacks may have added hooks since the plan was made
             if has_foreign_hooks(base_model(self._model), self.plan.encoders):
-                self.plan.reason = "a forward hook may read the padded batch"
+                self.plan = PaddingPlan(reason=HOOKED)
                 return False
-            self._agreed[has_padding_before] = self._agrees(batch, made)
-        return self._agreed[has_padding_before]
+            self._agreed[is_left_padded] = self._agrees(batch, unpadded)
+        return self._agreed[is_left_padded]
 
     @property
-    def share_left_out(self) -> float | None:
-        """Returns the share of the tokens of padded batches that was left out; None if none was."""
+    def fraction_left_out(self) -> float | None:
+        """Returns the fraction of the tokens of padded batches that was left out; None if none was."""
         left_out = self._padded - self._computed
         return left_out / self._padded if left_out else None
 
-    def note_share(self) -> None:
+    def note_fraction(self) -> None:
         """Notes in the report what was left out."""
-        if (share := self.share_left_out) is not None:
-            self._events.note("padding", f"left out, {share:.0%} of the tokens of padded batches")
+        if (fraction := self.fraction_left_out) is not None:
+            self._events.note("padding", f"left out, {fraction:.0%} of the tokens of padded batches")
 
-    def _agrees(self, batch: Any, made: Any) -> bool:
+    def _agrees(self, batch: Any, unpadded: Any) -> bool:
         """Computes a batch both ways, and says so if they differ."""
-        tolerance, found = tolerance_for(self._model), "computes other numbers without padding"
+        tolerance, problem = tolerance_for(self._model), "computes other numbers without padding"
         try:
             with evaluating(self._model), torch.autocast(self._transfer.device.type, enabled=False):
                 if self.plan.head is not None:
-                    agrees = self._decoder_agrees(batch, made, tolerance)
+                    agrees = self._decoder_agrees(batch, unpadded, tolerance)
                 else:
                     agrees = self._encoders_agree(batch, tolerance) and self._outputs_agree(batch, tolerance)
         except Exception as error:  # if the batch itself is wrong, training says so next
             logger.debug("A batch without padding failed.", exc_info=True)
-            agrees, found = False, f"fails without padding ({type(error).__name__})"
+            agrees, problem = False, f"fails without padding ({type(error).__name__})"
         if agrees:
             return True
         name = type(base_model(self._model)).__name__
-        logger.warning("%s %s, as the first batch showed, so the run keeps the padding.", name, found)
-        self._events.note("off", f"training without padding, because {name} {found}")
+        logger.warning("%s %s, as the first batch showed, so the run keeps the padding.", name, problem)
+        self._events.note("off", f"training without padding, because {name} {problem}")
         return False
 
-    def _decoder_agrees(self, batch: Any, made: Any, tolerance: float) -> bool:
+    def _decoder_agrees(self, batch: Any, unpadded: Any, tolerance: float) -> bool:
         assert self.plan.head is not None
         padded = self._transfer({name: batch[name] for name in ("input_ids", "attention_mask")})
-        row = self._transfer({name: value for name, value in made.items() if name != "labels"})
-        places = self._transfer(batch["attention_mask"].flatten().nonzero().squeeze(1))
-        expected, given = (hidden_states_of(self._model, self.plan.head, inputs) for inputs in (padded, row))
-        if not agree(given[0, : len(places)], expected.flatten(0, 1).index_select(0, places), tolerance):
+        row = self._transfer({name: value for name, value in unpadded.items() if name != "labels"})
+        indices = self._transfer(batch["attention_mask"].flatten().nonzero().squeeze(1))
+        expected, actual = (hidden_states_of(self._model, self.plan.head, inputs) for inputs in (padded, row))
+        if not agree(actual[0, : len(indices)], expected.flatten(0, 1).index_select(0, indices), tolerance):
             return False
         # in 16 bits rounding may hide what texts see of each other, so the first text is changed
-        second = int((made["position_ids"][0] == 0).nonzero()[1])
-        tokens = made["input_ids"].clone()
+        second = int((unpadded["position_ids"][0] == 0).nonzero()[1])
+        tokens = unpadded["input_ids"].clone()
         tokens[0, :second] = tokens[0, :second].flip(0).add(1).remainder(int(tokens.max()) + 1)
         changed = {**row, "input_ids": self._transfer(tokens)}
         after = hidden_states_of(self._model, self.plan.head, changed)
-        parts = slice(second, len(places))
-        return agree(after[0, parts], given[0, parts], tolerance_for(self._model, of_neighbours=True))
+        parts = slice(second, len(indices))
+        return agree(after[0, parts], actual[0, parts], tolerance_for(self._model, of_neighbours=True))
 
     def _encoders_agree(self, batch: Any, tolerance: float) -> bool:
         for texts in texts_in_batch(batch):
@@ -155,9 +172,9 @@ class PaddingFree:
             layout = layout_of(row["attention_mask"])
             assert layout is not None
             for model, _ in self.plan.encoders:
-                expected, given = model(**padded)[0], model(**row)[0]
+                expected, actual = model(**padded)[0], model(**row)[0]
                 count = layout.num_text_tokens
-                if not agree(layout.to_row(given)[:, :count], layout.to_row(expected)[:, :count], tolerance):
+                if not agree(layout.to_row(actual)[:, :count], layout.to_row(expected)[:, :count], tolerance):
                     return False
         return True
 
@@ -169,13 +186,13 @@ class PaddingFree:
         row = self._transfer(batch)
         outputs = [self._model(**inputs) for inputs in (map_tensors(row, torch.Tensor.clone), row)]
         parts = [tuple(out.values()) if isinstance(out, Mapping) else out for out in outputs]
-        for expected, given in zip(*(each if isinstance(each, tuple) else (each,) for each in parts), strict=True):
+        for expected, actual in zip(*(each if isinstance(each, tuple) else (each,) for each in parts), strict=True):
             if not isinstance(expected, torch.Tensor) or not expected.is_floating_point():
                 continue
             if expected.shape[:2] == (layout.batch, layout.length):
                 if self.plan.loss_of_others:
                     return False
                 continue
-            if not agree(given.reshape(1, -1), expected.reshape(1, -1), tolerance):
+            if not agree(actual.reshape(1, -1), expected.reshape(1, -1), tolerance):
                 return False
         return True

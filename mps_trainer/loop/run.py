@@ -423,6 +423,10 @@ class TrainingRun:
         if (supervised := self.trainer._mt_supervised) is not None:
             supervised.note(self.trainer.state.global_step, self.trainer.state.train_batch_size)
 
+    def unpad_for_loss(self, batch: Any) -> Any:
+        """Returns a batch of an evaluation without padding, if the run leaves it out and only the loss is computed."""
+        return self.padding.unpad_for_loss(batch)
+
     def zero_gradient_backward(self, batch: Any, num_items: Any) -> None:
         """Runs forward and backward without adding to the gradients, where the other processes wait for this one."""
         trainer, model = self.trainer, self.model
@@ -514,7 +518,7 @@ class TrainingRun:
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
         self.saver.save_again()
-        self.padding.note_share()
+        self.padding.note_fraction()
         processes = self.trainer._mt_processes
         processes.wait()  # the first process may still write
         if shares := processes.waiting_shares(time.time() - self.start_time):

@@ -208,7 +208,12 @@ class ChunkedMask:
         assert visible is not None
         index = torch.arange(layout.length, device=self.device)
         zero = index.new_zeros((1, 1, 1, 1))
-        return visible(zero, zero, index[None, None, :, None], index[None, None, None])
+        made: torch.Tensor = visible(zero, zero, index[None, None, :, None], index[None, None, None])
+        if reach_of(visible).ahead == 0:
+            return made
+        # a query that the row leaves out sees all keys: none at all could make NaN, also of the gradients of the keys
+        left_out = layout.left_out.view(layout.batch, 1, layout.length, 1)
+        return made & layout.seen[:, None, None] | left_out
 
     @property
     def has_changed(self) -> bool:

@@ -23,34 +23,37 @@ from transformers import PreTrainedModel
 from ..distributed.sharded import is_sharded
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
+from ..utils.text_layout import layout_of
 from .attention_patching import KINDS
-from .introspection import base_model, loss_is_of_next_token, predicts_next_token, spans_devices
+from .introspection import base_model, loss_is_of_next_token, predicts_next_token, shifts_labels, spans_devices
+from .patches.positions import CHANGING
 from .patches.unpadded_encoders import UnpaddedEncoder, encoders_in
 
 # The relative error that rounding may cause in a token's last hidden state, by the format of the weights. Models
 # compute parts in float32 whatever the format is. The largest that 85 families of causal language models showed in
-# float32 was 1e-6. A model that runs on across texts differs by a share of its hidden states.
+# float32 was 1e-6. A model that runs on across texts differs by a fraction of its hidden states.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 # The same for a text whose neighbours in the row are changed. Only experts, which compute the tokens of all texts
 # together, round differently then: by less than a unit in the last place.
 _TOLERANCE_OF_NEIGHBOURS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 # Settings of models that draw random numbers without a layer for it: dropout in attention, noise in routers.
-_DRAWING = (
+_RANDOM_SETTINGS = (
     *("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "layerdrop", "router_jitter_noise"),
     "input_jitter_noise",
 )
 _KNOWN_HOOKS = ("mps_trainer.", "transformers.", "peft.", "torch.nn.parallel.", "accelerate.hooks")
-_OF_SENTENCES = ("sentence_transformers.", "setfit.")  # libraries whose losses get what their modules make
+_SENTENCE_LIBRARIES = ("sentence_transformers.", "setfit.")  # libraries whose losses get what their modules make
 # Modules of sentence-transformers that leave padding out, or compute each vector by itself.
 _POOLING = {
     *("SentenceTransformer", "SparseEncoder", "CrossEncoder", "Transformer", "MLMTransformer", "Pooling"),
     *("SpladePooling", "SparseAutoEncoder", "Dense", "Normalize", "Dropout", "LayerNorm", "TiedTranspose"),
 }
 # Packages whose forward() of a causal language model computes transformers' loss.
-_OF_FORWARD = ("transformers.", "trl.", "liger_kernel.", "peft.", "accelerate.")
-_OF_MODULES = ("torch.nn.", "transformers.", "peft.", *_OF_SENTENCES)
-_CHANGING_ROPE = ("dynamic", "longrope")  # frequencies follow the length of the padded batch
-_TAKES_ROWS = "trl.trainer.sft_trainer"
+_FORWARD_LIBRARIES = ("transformers.", "trl.", "liger_kernel.", "peft.", "accelerate.")
+_MODULE_LIBRARIES = ("torch.nn.", "transformers.", "peft.", *_SENTENCE_LIBRARIES)
+_ROTATIONS = "its rotary embeddings follow the length of the padded batch"
+_SFT_TRAINER_MODULE = "trl.trainer.sft_trainer"
+HOOKED = "a forward hook may read the padded batch"  # a reason to keep the padding
 _PROMPTS = "is_prompt_learning"  # PEFT's name for adapters that put tokens of their own before the text
 
 
@@ -63,17 +66,26 @@ class PaddingPlan:
         head: the head of a causal language model, whose batches become one row; None for encoders. Rows that a user's
             collator packs are tried in any case.
         loss_of_others: True if other code than the model's computes the loss, which may read all outputs of the model.
+        counts_mask: True if TRL's SFTTrainer counts tokens: a row with a filler gets a mask for it.
+        in_evaluation: True if evaluations of the run that compute the loss alone leave out padding, too.
         reason: why the run keeps padding, as a clause; "" if it does not.
     """
 
     encoders: list[UnpaddedEncoder] = field(default_factory=list)
     head: nn.Module | None = None
     loss_of_others: bool = False
+    counts_mask: bool = False
+    in_evaluation: bool = False
     reason: str = ""
 
     @property
     def applies(self) -> bool:
         return not self.reason
+
+    @property
+    def window(self) -> int | None:
+        """Returns the distance at which tokens still see each other in all layers; None if no layer has a limit."""
+        return min((window for each in self.encoders if (window := each.window) is not None), default=None)
 
     def encoders_and_caller(self, model: nn.Module) -> tuple[list[UnpaddedEncoder], nn.Module | None]:
         """Returns the encoders that compute without padding, and the model that has to call them, if not any code."""
@@ -108,14 +120,26 @@ def plan_padding(trainer: PlannedTrainer, device: torch.device) -> PaddingPlan:
         return PaddingPlan(reason="the adapter puts tokens of its own before each text")
     inner = base_model(model)
     encoders = encoders_in(inner)
-    find_reason = _why_not_with_encoders if encoders else _why_not_in_one_row
-    if (reason := _why_not_inside(inner, encoders) or find_reason(inner, trainer)) is not None:
+    find_reason = _encoders_need_padding if encoders else _decoder_needs_padding
+    if (reason := _model_needs_padding(inner, encoders) or find_reason(inner, trainer)) is not None:
         return PaddingPlan(reason=reason)
     draws = choice is None and device.type != "mps" and has_dropout(model)
     reason = f"on {device.type}, a model with dropout draws the numbers of transformers' Trainer" if draws else ""
     if encoders:
-        return PaddingPlan(encoders, loss_of_others=_is_loss_of_others(trainer), reason=reason)
-    return PaddingPlan(head=inner.get_output_embeddings(), reason=reason)
+        return PaddingPlan(
+            encoders,
+            loss_of_others=_is_loss_of_others(trainer),
+            in_evaluation=_evaluation_may_change_batches(trainer),
+            reason=reason,
+        )
+    # an evaluation counts the labels of a batch without padding, where the first of each text is ignored
+    in_evaluation = shifts_labels(inner) and _evaluation_may_change_batches(trainer)
+    return PaddingPlan(
+        head=inner.get_output_embeddings(),
+        counts_mask=trainer._mt_overrides.compute_loss,  # which is TRL's here
+        in_evaluation=in_evaluation,
+        reason=reason,
+    )
 
 
 def padding_choice(args: TrainingArguments) -> bool | None:
@@ -128,12 +152,12 @@ def has_dropout(model: nn.Module) -> bool:
     """Returns True if a model draws random numbers in training: in its layers, or by its settings."""
     modules = list(model.modules())
     configs = {id(config): config for module in modules if (config := getattr(module, "config", None)) is not None}
-    shares = [getattr(config, name, None) for config in configs.values() for name in _DRAWING]
-    shares += [module.p for module in modules if isinstance(module, nn.modules.dropout._DropoutNd)]
-    return any(isinstance(share, (int, float)) and share > 0 for share in shares)
+    rates = [getattr(config, name, None) for config in configs.values() for name in _RANDOM_SETTINGS]
+    rates += [module.p for module in modules if isinstance(module, nn.modules.dropout._DropoutNd)]
+    return any(isinstance(rate, (int, float)) and rate > 0 for rate in rates)
 
 
-def _why_not_inside(model: nn.Module, encoders: list[UnpaddedEncoder]) -> str | None:
+def _model_needs_padding(model: nn.Module, encoders: list[UnpaddedEncoder]) -> str | None:
     """Returns why no model in `model` can compute without padding, as a clause; None if one may."""
     networks = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
     if not networks:
@@ -141,7 +165,7 @@ def _why_not_inside(model: nn.Module, encoders: list[UnpaddedEncoder]) -> str | 
     kinds = {each.config._attn_implementation for each in networks}
     if not kinds <= set(KINDS):
         return f"its attention is {next(iter(kinds - set(KINDS)))}"
-    return "a forward hook may read the padded batch" if has_foreign_hooks(model, encoders) else None
+    return HOOKED if has_foreign_hooks(model, encoders) else None
 
 
 def has_foreign_hooks(model: nn.Module, encoders: list[UnpaddedEncoder]) -> bool:
@@ -159,15 +183,21 @@ def _home_of(thing: Any) -> str:
     return getattr(thing, "__module__", None) or type(thing).__module__
 
 
-def _why_not_with_encoders(model: Any, trainer: PlannedTrainer) -> str | None:
+def _encoders_need_padding(model: Any, trainer: PlannedTrainer) -> str | None:
     """Returns why the encoders in a model cannot compute without padding, as a clause; None if they may."""
+    if _has_changing_rotations(model):
+        return _ROTATIONS
     if type(model).__name__.endswith("ForQuestionAnswering"):
         return "its loss reads the padding"
     kind: Any = type(trainer)
-    if trainer._mt_overrides.compute_loss and _home_of(kind.compute_loss).startswith(_OF_SENTENCES):
-        others = [type(each).__name__ for each in _outside_networks(model) if _home_of(each).startswith(_OF_SENTENCES)]
+    if trainer._mt_overrides.compute_loss and _home_of(kind.compute_loss).startswith(_SENTENCE_LIBRARIES):
+        others = [
+            type(each).__name__ for each in _outside_networks(model) if _home_of(each).startswith(_SENTENCE_LIBRARIES)
+        ]
         unknown = sorted({*others} - _POOLING) or [
-            type(each).__name__ for each in _outside_networks(model) if not _home_of(each).startswith(_OF_MODULES)
+            type(each).__name__
+            for each in _outside_networks(model)
+            if not _home_of(each).startswith(_MODULE_LIBRARIES)
         ]
         return f"its module {unknown[0]} may read the padding" if unknown else None
     is_head = _home_of(model).startswith("transformers.models.") and "For" in type(model).__name__
@@ -178,7 +208,7 @@ def _why_not_with_encoders(model: Any, trainer: PlannedTrainer) -> str | None:
     # the comparison is made in evaluation mode
     for module in _outside_networks(model):
         names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
-        asks_mode = not _home_of(module).startswith(_OF_MODULES) and "training" in names
+        asks_mode = not _home_of(module).startswith(_MODULE_LIBRARIES) and "training" in names
         if asks_mode or isinstance(module, nn.modules.batchnorm._BatchNorm):
             return f"its module {type(module).__name__} computes other numbers in training"
     return None
@@ -197,7 +227,7 @@ def _outside_networks(model: nn.Module) -> Iterator[nn.Module]:
         yield from _outside_networks(child)
 
 
-def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
+def _decoder_needs_padding(model: Any, trainer: PlannedTrainer) -> str | None:
     """Returns why the batches of a decoder cannot become one row, as a clause; None if they may."""
     overrides = trainer._mt_overrides
     computes_own_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
@@ -209,12 +239,12 @@ def _why_not_in_one_row(model: Any, trainer: PlannedTrainer) -> str | None:
     forward = inspect.unwrap(getattr(forward, "__func__", forward))
     is_of_transformers = _home_of(model).startswith("transformers.models.")
     has_own_loss = getattr(model, "_loss_function", None) is not None
-    if has_own_loss or not is_of_transformers or not _home_of(forward).startswith(_OF_FORWARD):
+    if has_own_loss or not is_of_transformers or not _home_of(forward).startswith(_FORWARD_LIBRARIES):
         return "its forward or its loss is not that of transformers"
     if any(_is_square(each) for each in model.buffers()):
         return "its attention has a table of positions, which a row may exceed"
-    if any(getattr(module, "rope_type", None) in _CHANGING_ROPE for module in model.modules()):
-        return "its rotary embeddings follow the length of the padded batch"
+    if _has_changing_rotations(model):
+        return _ROTATIONS
     is_overridden = overrides.compute_losses_or_items or overrides.see_training_batches
     if not computes_own_loss or (is_overridden and not _overrides_take_rows(trainer)):
         return "other code than the model's computes the loss, or sees the batch"
@@ -229,13 +259,43 @@ def _is_square(buffer: torch.Tensor) -> bool:
     return buffer.dim() >= 2 and buffer.shape[-1] == buffer.shape[-2] > 1
 
 
+def _has_changing_rotations(model: nn.Module) -> bool:
+    """Returns True if rotary embeddings in a model follow the lengths that they have seen."""
+    kinds = [getattr(module, "rope_type", None) for module in model.modules()]
+    # ModernBERT and Gemma 3 have one for each kind of layer
+    return any(each in CHANGING for kind in kinds for each in (kind.values() if isinstance(kind, dict) else [kind]))
+
+
 def _overrides_take_rows(trainer: PlannedTrainer) -> bool:
     """Returns True if all methods that see a batch are those of TRL's SFTTrainer, which packs texts in rows itself."""
     overrides = trainer._mt_overrides
     if overrides.get_batch_samples or overrides.move_batches:
         return False
     seeing = [name for name in ("compute_loss", "training_step") if getattr(overrides, name)]
-    return all(getattr(getattr(trainer, name), "__module__", "") == _TAKES_ROWS for name in seeing)
+    return all(getattr(getattr(trainer, name), "__module__", "") == _SFT_TRAINER_MODULE for name in seeing)
+
+
+def _evaluation_may_change_batches(trainer: PlannedTrainer) -> bool:
+    """Returns True if no override sees the batches of an evaluation, except that of TRL's SFTTrainer."""
+    overrides, step = trainer._mt_overrides, getattr(trainer, "prediction_step", None)
+    if overrides.move_batches or overrides.get_num_items_in_batch:
+        return False
+    return not overrides.prediction_step or getattr(step, "__module__", "") == _SFT_TRAINER_MODULE
+
+
+@contextlib.contextmanager
+def masks_of_rows_dropped(model: nn.Module, applies: bool) -> Iterator[None]:
+    """Inside, if it `applies`, `model` does not get the mask of a row without padding, which is for TRL's counts."""
+
+    def drop(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return (args, {**kwargs, "attention_mask": None}) if layout_of(kwargs.get("position_ids")) else None
+
+    hook = model.register_forward_pre_hook(drop, with_kwargs=True) if applies else None
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 @contextlib.contextmanager
@@ -258,10 +318,10 @@ def hidden_states_of(model: nn.Module, head: nn.Module, inputs: dict[str, Any]) 
     class HeadReached(Exception):
         pass
 
-    found: list[torch.Tensor] = []
+    hidden: list[torch.Tensor] = []
 
-    def stop(module: nn.Module, given: Any) -> None:
-        found.append(given[0])
+    def stop(module: nn.Module, args: Any) -> None:
+        hidden.append(args[0])
         raise HeadReached
 
     hook = head.register_forward_pre_hook(stop)
@@ -271,7 +331,7 @@ def hidden_states_of(model: nn.Module, head: nn.Module, inputs: dict[str, Any]) 
         pass
     finally:
         hook.remove()
-    return found[0]
+    return hidden[0]
 
 
 def agree(first: torch.Tensor, second: torch.Tensor, tolerance: float) -> bool:

@@ -21,7 +21,7 @@ from .adapters import check_sparse_adapters
 from .attention_patching import attention_chunked, shortest_chunked
 from .introspection import base_model
 from .large_product_warning import told_of_large_products
-from .padding_free import PaddingPlan, plan_padding
+from .padding_free import PaddingPlan, masks_of_rows_dropped, plan_padding
 from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, has_large_logits, logits_deferred
 from .patches.norms import norms_in_few_kernels
@@ -110,6 +110,7 @@ def model_patched(trainer: PreparedTrainer, device: torch.device) -> Iterator[Pa
     padding = plan_padding(trainer, device)
     with (
         noisy_embeddings(model, trainer.neftune_noise_alpha),
+        masks_of_rows_dropped(model, padding.counts_mask),
         encoders_unpadded(*padding.encoders_and_caller(base_model(model))),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
         positions_made_once(model, few_kernels),

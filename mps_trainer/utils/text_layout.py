@@ -21,16 +21,15 @@ _NAME = "_mt_text_layout"  # an attribute of a tensor: the layout, and the tenso
 class TextLayout:
     """Knows where each token of a padded batch of `batch` x `length` is in the row, and the other way round.
 
-    The row has the texts one after the other. Some places of padding may follow them, as a filler: their tokens are
-    computed, and nothing reads them.
+    The row has the texts one after the other. Some padding may follow, as a filler, which is computed and not read.
 
     Args:
         batch, length: the shape of the padded batch.
         starts: the first token in the row of each text, and that of the filler.
         num_text_tokens: the tokens of the row before the filler.
-        places: for each token of the row its place in the padded batch, counted row by row.
-        sources: for each place of the padded batch its token in the row; 0 for a place that the row leaves out.
-        left_out: for each place, True if the row leaves it out.
+        padded_indices: for each token of the row its index in the flattened padded batch.
+        row_indices: for each token of the flattened padded batch its index in the row; 0 if the row leaves it out.
+        left_out: for each token of the flattened padded batch, True if the row leaves it out.
         seen: of `batch` x `length`, True for a token that other tokens of its text may see.
     """
 
@@ -38,30 +37,32 @@ class TextLayout:
     length: int
     starts: tuple[int, ...]
     num_text_tokens: int
-    places: torch.Tensor
-    sources: torch.Tensor
+    padded_indices: torch.Tensor
+    row_indices: torch.Tensor
     left_out: torch.Tensor
     seen: torch.Tensor
 
     @property
     def num_tokens(self) -> int:
         """Returns the tokens of the row."""
-        return len(self.places)
+        return len(self.padded_indices)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Returns the tensors of the layout, which have to be on the device of the tensors that it maps."""
-        return [self.places, self.sources, self.left_out, self.seen]
+        return [self.padded_indices, self.row_indices, self.left_out, self.seen]
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> TextLayout:
         """Returns the same layout with `tensors` in the order of the property."""
-        places, sources, left_out, seen = tensors
-        return dataclasses.replace(self, places=places, sources=sources, left_out=left_out, seen=seen)
+        padded_indices, row_indices, left_out, seen = tensors
+        return dataclasses.replace(
+            self, padded_indices=padded_indices, row_indices=row_indices, left_out=left_out, seen=seen
+        )
 
     @property
     def first_tokens(self) -> torch.Tensor:
         """Returns the tokens in the row that are first in each row of the padded batch; the row has all of them."""
-        return self.sources.view(self.batch, self.length)[:, 0]
+        return self.row_indices.view(self.batch, self.length)[:, 0]
 
     def to_row(self, padded: torch.Tensor) -> torch.Tensor:
         """Returns the tokens of a tensor of batch x length x ... as a row of 1 x tokens x ...."""
@@ -69,25 +70,25 @@ class TextLayout:
         return row
 
     def to_padded(self, row: torch.Tensor) -> torch.Tensor:
-        """Returns a row of 1 x tokens x ... as a tensor of batch x length x ..., with 0 at the places left out."""
+        """Returns a row of 1 x tokens x ... as a tensor of batch x length x ..., with 0 for the tokens left out."""
         padded: torch.Tensor = _ToPadded.apply(row, self, True)
         return padded
 
     def to_padded_unmasked(self, row: torch.Tensor) -> torch.Tensor:
-        """Like `to_padded`, with some token of the row at the places left out.
+        """Like `to_padded`, with some token of the row instead of those left out.
 
-        It needs one operator less. The gradient of these places must be 0.
+        It needs one operator less. The gradient of these must be 0.
         """
         padded: torch.Tensor = _ToPadded.apply(row, self, False)
         return padded
 
 
 def _gather_row(padded: torch.Tensor, layout: TextLayout) -> torch.Tensor:
-    return padded.flatten(0, 1).index_select(0, layout.places).unsqueeze(0)
+    return padded.flatten(0, 1).index_select(0, layout.padded_indices).unsqueeze(0)
 
 
 def _gather_padded(row: torch.Tensor, layout: TextLayout, zeroed: bool) -> torch.Tensor:
-    flat = row.squeeze(0).index_select(0, layout.sources)
+    flat = row.squeeze(0).index_select(0, layout.row_indices)
     if zeroed:
         flat.masked_fill_(layout.left_out.view(-1, *[1] * (flat.dim() - 1)), 0)
     return flat.view(layout.batch, layout.length, *flat.shape[1:])

@@ -80,10 +80,6 @@ def test_trainers_equal_those_on_transformers_own_trainer(tmp_path, devices, sub
         with subtests.test(f"{name} on the simulated mps device"):
             there, here = found(first / f"{name}@mps"), found(first / name)
             assert (there["device"], here["device"]) == ("mps", "cpu")
-            for each in (there, here):
-                for entry in (*each["logs"], *each["resumed"], each["metrics"]):
-                    for key in ("num_tokens", "eval_num_tokens"):  # TRL's, which count the filler of a row
-                        entry.pop(key, None)
             assert_same_figures(there, here)
             assert there["left_out"]
             assert there["saved"] == here["saved"]

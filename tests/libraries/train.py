@@ -235,7 +235,7 @@ def train(name: str) -> dict[str, Any]:
     class Watch(transformers.TrainerCallback):
         def on_train_end(self, *given: Any, **more: Any) -> None:
             run = getattr(inner, "_mt_run", None)
-            left_out.append(None if run is None else run.padding.share_left_out)
+            left_out.append(None if run is None else run.padding.fraction_left_out)
 
     inner.add_callback(Watch())
     trainer.train()

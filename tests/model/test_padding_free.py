@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 
@@ -12,16 +13,17 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithFlattening
 from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.modernbert.modeling_modernbert import ModernBertAttention
 
-from mps_trainer import Trainer
+from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.callbacks.overview import first_lines
 from mps_trainer.data.unpadding import (
-    given_row,
     in_one_row,
-    in_padded_rows,
     layout_of_mask,
+    layout_of_packed_row,
     record_layouts,
     row_length,
+    to_padded_batch,
 )
 from mps_trainer.model import padding_free
 from mps_trainer.model.padding_free import has_dropout, plan_padding
@@ -44,6 +46,7 @@ DECODERS = {
 }
 OPT = {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.0}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MODERN = {"local_attention": 12, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
 ENCODERS = {
     "BertForSequenceClassification": NO_DROPOUT,
     "RobertaForSequenceClassification": NO_DROPOUT,
@@ -54,6 +57,13 @@ ENCODERS = {
         **{"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2},
         **{"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
     },
+    "MPNetForSequenceClassification": {**NO_DROPOUT, "return_dict": False},
+    "MPNetForTokenClassification": NO_DROPOUT,
+    "MPNetForMaskedLM": NO_DROPOUT,
+    # tokens see the whole text in the first layer, and six tokens on each side in the second one
+    "ModernBertForSequenceClassification": {**MODERN, "classifier_pooling": "mean"},
+    "ModernBertForTokenClassification": MODERN,
+    "ModernBertForMaskedLM": {**MODERN, "sparse_prediction": True},
 }
 
 
@@ -81,13 +91,28 @@ def is_by_token(name):
     return not name.endswith("SequenceClassification")
 
 
+def attentions_of(name):
+    """Returns the kinds of attention with which an encoder trains without padding."""
+    if name.startswith("MPNet"):
+        return ["eager"]  # it has no other
+    # older releases of transformers do not look up the eager attention of ModernBERT, which then keeps its padding
+    looks_up = "get_interface" in ModernBertAttention.forward.__code__.co_names
+    return ["sdpa", "eager"] if looks_up or not name.startswith("ModernBert") else ["sdpa"]
+
+
+def texts_for(name, left):
+    """Returns examples for an encoder. Those with left padding begin within the window of ModernBERT's layers."""
+    lengths = (9, 12, 9, 8, 9, 8, 10, 8) if left and name.startswith("ModernBert") else LENGTHS
+    return texts(is_by_token(name), left, lengths)
+
+
 @pytest.fixture
-def shares(monkeypatch):
-    """The share of tokens that each run has left out."""
+def fractions(monkeypatch):
+    """The fraction of tokens that each run has left out."""
     found, plain = [], Trainer._finalize_training
 
     def finalize(self, *args, **kwargs):
-        found.append(self._mt_run.padding.share_left_out)
+        found.append(self._mt_run.padding.fraction_left_out)
         return plain(self, *args, **kwargs)
 
     monkeypatch.setattr(Trainer, "_finalize_training", finalize)
@@ -95,12 +120,12 @@ def shares(monkeypatch):
 
 
 @pytest.fixture
-def train(make_args, shares):
+def train(make_args, fractions):
     """`train(model, rows, padding_free, **settings)` returns the weights after three steps of a copy of the model."""
 
     def run(model, rows, padding_free, kind=Trainer, collator=None, **settings):
-        given = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.5, "optim": "sgd"}
-        args = make_args(padding_free=padding_free, **{**given, "max_grad_norm": 0.0, **settings})
+        defaults = {"max_steps": 3, "per_device_train_batch_size": 4, "learning_rate": 0.5, "optim": "sgd"}
+        args = make_args(padding_free=padding_free, **{**defaults, "max_grad_norm": 0.0, **settings})
         trainer = kind(copy.deepcopy(model), args, train_dataset=rows, data_collator=collator)
         trainer.train()
         return weights(trainer.model)
@@ -109,19 +134,19 @@ def train(make_args, shares):
 
 
 @pytest.fixture
-def assert_equal(train, shares, device):
+def assert_equal(train, fractions, device):
     """Asserts that training without padding leaves some out, and gives the weights of training with it."""
 
     def check(model, rows, dtype=torch.float32, **settings):
         model = model.to(dtype)
-        expected, given = (train(model, rows, choice, **settings) for choice in (False, True))
-        assert shares[-2] is None
-        assert shares[-1] > 0.2
+        expected, actual = (train(model, rows, choice, **settings) for choice in (False, True))
+        assert fractions[-2] is None
+        assert fractions[-1] > 0.2
         before = weights(model)
         assert any(not torch.equal(expected[name], before[name]) for name in expected)
         for name, value in expected.items():
             accuracy = 1e-9 if dtype is torch.float64 else 1e-5
-            torch.testing.assert_close(given[name], value, atol=accuracy, rtol=accuracy)
+            torch.testing.assert_close(actual[name], value, atol=accuracy, rtol=accuracy)
 
     return check
 
@@ -136,7 +161,7 @@ def test_decoder_equals_padded_in_float64(assert_equal, name):
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_equals_padded_in_float64(assert_equal, name, left):
-    assert_equal(tiny(name, **ENCODERS[name]), texts(is_by_token(name), left), torch.float64)
+    assert_equal(tiny(name, **ENCODERS[name]), texts_for(name, left), torch.float64)
 
 
 @pytest.mark.every_device
@@ -157,14 +182,22 @@ def test_decoder_equals_padded(assert_equal, name, attention, left):
 
 @pytest.mark.every_device
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [(name, attention) for name in ENCODERS for attention in ("sdpa", "eager") if attention in attentions_of(name)],
+)
 def test_encoder_equals_padded(assert_equal, name, attention, left):
-    assert_equal(tiny(name, attn_implementation=attention, **ENCODERS[name]), texts(is_by_token(name), left))
+    assert_equal(tiny(name, attn_implementation=attention, **ENCODERS[name]), texts_for(name, left))
 
 
 @pytest.mark.every_device
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "BertForSequenceClassification"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("LlamaForCausalLM", "MistralForCausalLM", "BertForSequenceClassification"),
+        "ModernBertForSequenceClassification",
+    ],
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -185,6 +218,25 @@ def test_equals_padded_with_other_arguments(assert_equal, name, settings):
     assert_equal(tiny(name, **{**DECODERS, **ENCODERS}[name]), rows, **settings)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_first_place_that_sees_no_token_keeps_padding(train, fractions, attention):
+    """In a layer with a window, ModernBERT computes it from other padding."""
+    made = tiny("ModernBertForSequenceClassification", attn_implementation=attention, **MODERN)
+    expected, actual = (train(made, texts(False, left=True, lengths=(7,) * 8), choice) for choice in (False, True))
+    assert fractions[-1] is None
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+def test_positions_of_user_are_those_of_row(train, fractions):
+    """ModernBERT gets its positions in the batch."""
+    rows = [{**row, "position_ids": list(range(0, 2 * WIDTH, 2))} for row in texts(True)]
+    made = tiny("ModernBertForTokenClassification", **MODERN)
+    expected, actual = (train(made, rows, choice) for choice in (False, True))
+    assert fractions[-1] > 0.2
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], atol=1e-5, rtol=1e-5)
+
+
 def test_last_layer_of_row_computes_first_tokens_alone(train, monkeypatch):
     sizes, plain = [], unread_tokens._first_token
 
@@ -199,15 +251,15 @@ def test_last_layer_of_row_computes_first_tokens_alone(train, monkeypatch):
     assert sizes[-1] == ((1, sum(LENGTHS[:4])), (1, 4))
 
 
-def test_lora_equals_padded(train, shares):
+def test_lora_equals_padded(train, fractions):
     made = with_lora(tiny("LlamaForCausalLM"), lora_dropout=0.0)
-    expected, given = (train(made, texts(True), choice) for choice in (False, True))
-    assert shares[-1] > 0.2
+    expected, actual = (train(made, texts(True), choice) for choice in (False, True))
+    assert fractions[-1] > 0.2
     for name in expected:
-        torch.testing.assert_close(given[name], expected[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(actual[name], expected[name], atol=1e-6, rtol=1e-5)
 
 
-def test_batch_that_is_halved_is_unpadded_after_that(train, shares, monkeypatch):
+def test_batch_that_is_halved_is_unpadded_after_that(train, fractions, monkeypatch):
     plain, sizes = transformers.LlamaModel.forward, []
 
     @functools.wraps(plain)
@@ -220,23 +272,96 @@ def test_batch_that_is_halved_is_unpadded_after_that(train, shares, monkeypatch)
 
     monkeypatch.setattr(transformers.LlamaModel, "forward", forward)
     made = tiny("LlamaForCausalLM")
-    given = train(made, texts(True), True, auto_find_batch_size=True, train_sampling_strategy="sequential")
+    actual = train(made, texts(True), True, auto_find_batch_size=True, train_sampling_strategy="sequential")
     assert sizes[:3] == [(1, 20), (1, 13), (1, 7)]
     monkeypatch.undo()
     expected = train(made, texts(True), False, train_sampling_strategy="sequential")
     for name in expected:
-        torch.testing.assert_close(given[name], expected[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(actual[name], expected[name], atol=1e-6, rtol=1e-5)
+
+
+@pytest.fixture
+def evaluate(make_args, monkeypatch):
+    """`evaluate(model, padding_free)` returns the loss of an evaluation in a run, and the shapes of hidden states."""
+
+    def run(model, padding_free, kind=Trainer, rows=None, **more):
+        shapes, layer = (
+            set(),
+            next(each for each in model.modules() if type(each).__name__.endswith(("Layer", "Block"))),
+        )
+        plain = type(layer).forward
+
+        @functools.wraps(plain)
+        def forward(self, hidden_states, *args, **kwargs):
+            shapes.add(tuple(hidden_states.shape[:2]))
+            return plain(self, hidden_states, *args, **kwargs)
+
+        def count(*args, **kwargs):
+            monkeypatch.setattr(type(layer), "forward", forward)
+
+        rows = texts(is_by_token(type(model).__name__)) if rows is None else rows
+        args = make_args(
+            **{"padding_free": padding_free, "max_steps": 1, "eval_strategy": "steps", "eval_steps": 1},
+            **{"learning_rate": 0.0, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4},
+        )
+        trainer = kind(
+            model, args, train_dataset=rows, eval_dataset=rows, callbacks=[callback(on_step_end=count)], **more
+        )
+        trainer.train()
+        monkeypatch.undo()
+        loss = next(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+        return loss, shapes
+
+    return run
+
+
+ROWS_OF_EVALUATION = {(1, sum(LENGTHS[:4])), (1, sum(LENGTHS[4:]))}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("LlamaForCausalLM", "BertForSequenceClassification", "XLMRobertaForTokenClassification"),
+        *("ModernBertForMaskedLM", "MPNetForSequenceClassification"),
+    ],
+)
+def test_evaluation_of_loss_equals_padded(evaluate, name):
+    (expected, padded), (actual, shapes) = (
+        evaluate(tiny(name, **{**DECODERS, **ENCODERS}[name]), choice) for choice in (False, True)
+    )
+    assert padded == {(4, WIDTH)}
+    assert shapes == ROWS_OF_EVALUATION
+    assert actual == pytest.approx(expected, abs=1e-6)
+
+
+class OwnPrediction(Trainer):
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kind": OwnPrediction}, {"compute_metrics": lambda found: {"size": len(found.predictions)}}], ids=str
+)
+def test_evaluation_that_shows_logits_or_batches_keeps_padding(evaluate, settings):
+    made = tiny("LlamaForCausalLM")
+    assert evaluate(made, True, **settings) == evaluate(made, False, **settings)
+
+
+def test_evaluation_that_counts_first_labels_keeps_padding(evaluate):
+    """Of GPT-2, transformers counts them among the items by which it divides."""
+    made, rows = tiny("GPT2LMHeadModel", **DECODERS["GPT2LMHeadModel"]), texts(True, first=5)
+    assert evaluate(made, True, rows=rows)[0] == evaluate(made, False, rows=rows)[0]
 
 
 # Who gets it
 
 
 @pytest.mark.every_device
-def test_default_depends_on_dropout_except_on_mps(train, shares, device):
+def test_default_depends_on_dropout_except_on_mps(train, fractions, device):
     train(tiny("LlamaForCausalLM"), texts(True), None)
     train(tiny("LlamaForCausalLM", attention_dropout=0.1), texts(True), None)
     train(tiny("BertForSequenceClassification"), texts(False), None)
-    assert [share is not None for share in shares] == [True, device == "mps", device == "mps"]
+    assert [fraction is not None for fraction in fractions] == [True, device == "mps", device == "mps"]
 
 
 @pytest.mark.parametrize(
@@ -294,6 +419,7 @@ class OwnLoss(Trainer):
 
 NEO = {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+DYNAMIC_BY_LAYER = {"full_attention": DYNAMIC, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 
 
 class OwnStep(Trainer):
@@ -330,12 +456,16 @@ def with_hook(model, place=""):
         (lambda: tiny(LlamaForCausalLM), Trainer, {}, "its forward"),
         (lambda: tiny("GPTNeoForCausalLM", **NEO), Trainer, {}, "table of positions"),
         (lambda: tiny("LlamaForCausalLM", rope_parameters=DYNAMIC), Trainer, {}, "rotary"),
+        (lambda: tiny("ModernBertModel", rope_parameters=DYNAMIC_BY_LAYER, **MODERN), Trainer, {}, "rotary"),
+        (lambda: with_hook(tiny("ModernBertModel", **MODERN), "layers.1"), Trainer, {}, "hook"),
+        (lambda: with_hook(tiny("ModernBertForTokenClassification", **MODERN), "head"), Trainer, {}, ""),
         (Sentences, Trainer, {}, ""),
         (Sentences, OwnLoss, {}, "other code"),
         (lambda: Sentences(nn.BatchNorm1d(16)), Trainer, {}, "BatchNorm1d computes other numbers in training"),
         (InTraining, Trainer, {}, "InTraining computes other numbers in training"),
         (lambda: tiny("BertForQuestionAnswering"), Trainer, {}, "padding"),
-        (lambda: tiny("MPNetForSequenceClassification"), Trainer, {}, "neither"),
+        (lambda: with_hook(tiny("MPNetModel", **NO_DROPOUT), "encoder.layer.1"), Trainer, {}, "hook"),
+        (lambda: tiny("DebertaV2ForSequenceClassification"), Trainer, {}, "neither"),
         (lambda: nn.Linear(2, 2), Trainer, {}, "not one of transformers"),
     ],
 )
@@ -368,23 +498,23 @@ def test_prompts_keep_padding(make_args):
         ("Qwen3NextForCausalLM", {"num_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}),
     ],
 )
-def test_model_that_runs_on_across_texts_keeps_padding(train, shares, caplog, name, settings):
+def test_model_that_runs_on_across_texts_keeps_padding(train, fractions, caplog, name, settings):
     made = tiny(name, **settings)
-    expected, given = (train(made, texts(True), choice) for choice in (False, True))
-    assert shares[-1] is None
-    assert all(torch.equal(given[each], expected[each]) for each in expected)
+    expected, actual = (train(made, texts(True), choice) for choice in (False, True))
+    assert fractions[-1] is None
+    assert all(torch.equal(actual[each], expected[each]) for each in expected)
     assert len(messages_with(caplog, "keeps the padding")) == 1
 
 
 @pytest.fixture
 def runs_on(monkeypatch):
-    """`runs_on(share)` makes Llama wrong by design: a share of each state comes from the token before, in any text."""
+    """`runs_on(fraction)` makes Llama wrong by design: each state has a fraction of the token before, in any text."""
     plain = LlamaMLP.forward
 
-    def make(share):
+    def make(fraction):
         def forward(self, x):
             out = plain(self, x)
-            return out + share * torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+            return out + fraction * torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
 
         monkeypatch.setattr(LlamaMLP, "forward", forward)
 
@@ -393,15 +523,15 @@ def runs_on(monkeypatch):
 
 @pytest.mark.every_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_small_difference_is_found(train, shares, caplog, runs_on, dtype):
+def test_small_difference_is_found(train, fractions, caplog, runs_on, dtype):
     """In bfloat16 it is smaller than rounding, and shows only when another text changes."""
     runs_on(1e-2)
     train(tiny("LlamaForCausalLM").to(dtype), texts(True), True)
-    assert shares == [None]
+    assert fractions == [None]
     assert messages_with(caplog, "computes other numbers without padding")
 
 
-def test_batch_of_one_text_is_no_evidence(train, shares, caplog):
+def test_batch_of_one_text_is_no_evidence(train, fractions, caplog):
     """Its padding stays, and the next batch is tried."""
     rows = [*texts(True, lengths=(3,)), *texts(True, lengths=(5, 9, 2))]
 
@@ -411,24 +541,24 @@ def test_batch_of_one_text_is_no_evidence(train, shares, caplog):
 
     made = tiny("OPTForCausalLM", **OPT)
     train(made, rows, True, kind=OneFirst, max_steps=2)
-    assert shares == [None]
+    assert fractions == [None]
     assert len(messages_with(caplog, "keeps the padding")) == 1
 
 
-def test_padding_before_text_that_counts_is_named(train, shares, caplog):
+def test_left_padding_before_label_that_counts_is_named(train, fractions, caplog):
     train(tiny("LlamaForCausalLM"), texts(True, left=True, first=1), True)
-    assert shares == [None]
+    assert fractions == [None]
     assert len(messages_with(caplog, "Set tokenizer.padding_side='right'")) == 1
 
 
-def test_absolute_positions_keep_padding_before_texts_alone(train, shares, caplog):
+def test_absolute_positions_keep_left_padding_alone(train, fractions, caplog):
     made, settings = tiny("GPT2LMHeadModel", **DECODERS["GPT2LMHeadModel"]), {"train_sampling_strategy": "sequential"}
     rows = [*texts(True, left=True, lengths=(3, 4, 5, 6)), *texts(True, lengths=(1, 2, 3, 4))]
-    expected, given = (train(made, rows, choice, max_steps=4, **settings) for choice in (False, True))
-    assert 0.1 < shares[-1] < 0.5
+    expected, actual = (train(made, rows, choice, max_steps=4, **settings) for choice in (False, True))
+    assert 0.1 < fractions[-1] < 0.5
     assert len(messages_with(caplog, "keeps the padding")) == 1
     for name in expected:
-        torch.testing.assert_close(given[name], expected[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(actual[name], expected[name], atol=1e-6, rtol=1e-5)
 
 
 class MeanOfAll(nn.Module):
@@ -456,8 +586,8 @@ class CallsEncoder(Trainer):
 
 def test_encoder_that_is_called_by_loss_itself_stays_padded(train):
     made = tiny("BertForSequenceClassification", **NO_DROPOUT)
-    expected, given = (train(made, texts(False), choice, kind=CallsEncoder) for choice in (False, True))
-    assert all(torch.equal(given[name], expected[name]) for name in expected)
+    expected, actual = (train(made, texts(False), choice, kind=CallsEncoder) for choice in (False, True))
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 class WeightedLoss(Trainer):
@@ -466,41 +596,59 @@ class WeightedLoss(Trainer):
         return nn.functional.cross_entropy(model(**inputs).logits, labels, weight=torch.tensor([1.0, 3.0]))
 
 
-def test_loss_of_logits_trains_without_padding(train, shares):
+def test_loss_of_logits_trains_without_padding(train, fractions):
     made = tiny("BertForSequenceClassification", **NO_DROPOUT)
-    expected, given = (train(made, texts(False), choice, kind=WeightedLoss) for choice in (False, True))
-    assert shares[-1] > 0.2
+    expected, actual = (train(made, texts(False), choice, kind=WeightedLoss) for choice in (False, True))
+    assert fractions[-1] > 0.2
     for name in expected:
-        torch.testing.assert_close(given[name], expected[name], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(actual[name], expected[name], atol=1e-5, rtol=1e-5)
 
 
-def test_loss_of_tokens_of_others_keeps_padding(train, shares, make_args):
+def test_loss_of_tokens_of_others_keeps_padding(train, fractions, make_args):
     def entropy(outputs, labels, num_items_in_batch=None):
-        shares = outputs.logits.softmax(-1)
-        return (shares * shares.log()).sum(-1).mean()
+        probabilities = outputs.logits.softmax(-1)
+        return (probabilities * probabilities.log()).sum(-1).mean()
 
     made = tiny("BertForTokenClassification", **NO_DROPOUT)
     args = make_args(max_steps=1, padding_free=True)
     Trainer(made, args, train_dataset=texts(True), compute_loss_func=entropy).train()
-    assert shares == [None]
+    assert fractions == [None]
 
 
-def test_hook_that_a_callback_adds_keeps_padding(train, shares, make_args):
-    seen, made = [], tiny("LlamaForCausalLM")
-    add = callback(
-        on_train_begin=lambda **_: made.model.layers[0].register_forward_hook(
-            lambda module, given, out: seen.append(tuple(out.shape[:2]))
+@pytest.fixture
+def train_with_hook(make_args):
+    """`train_with_hook(model, rows, collator)` returns the shapes that a hook of a callback sees in a step."""
+
+    def run(model, rows, collator=None):
+        shapes = []
+        add = callback(
+            on_train_begin=lambda **_: model.model.layers[0].register_forward_hook(
+                lambda module, args, output: shapes.append(tuple(output.shape[:2]))
+            )
         )
-    )
-    args = make_args(max_steps=1, padding_free=True, per_device_train_batch_size=4)
-    Trainer(made, args, train_dataset=texts(True), callbacks=[add]).train()
-    assert seen == [(4, WIDTH)]
-    assert shares == [None]
+        args = make_args(
+            max_steps=1, padding_free=True, per_device_train_batch_size=4, train_sampling_strategy="sequential"
+        )
+        Trainer(model, args, train_dataset=rows, data_collator=collator, callbacks=[add]).train()
+        return shapes
+
+    return run
 
 
-def test_pooling_that_reads_padding_keeps_it(train, shares, caplog):
+def test_hook_that_a_callback_adds_keeps_padding(train_with_hook, fractions):
+    assert train_with_hook(tiny("LlamaForCausalLM"), texts(True)) == [(4, WIDTH)]
+    assert fractions == [None]
+
+
+def test_hook_that_a_callback_adds_keeps_packed_row(train_with_hook):
+    flat = DataCollatorWithFlattening(return_position_ids=True)
+    rows = without_padding(texts(True))
+    assert train_with_hook(tiny("LlamaForCausalLM"), rows, flat) == [(1, sum(LENGTHS[:4]))]
+
+
+def test_pooling_that_reads_padding_keeps_it(train, fractions, caplog):
     train(MeanOfAll(), texts(False), True)
-    assert shares == [None]
+    assert fractions == [None]
     assert messages_with(caplog, "keeps the padding")
 
 
@@ -508,8 +656,8 @@ def test_dropout_of_first_batch_is_as_with_padding(train, monkeypatch):
     """The comparison draws no numbers: with it, a batch without padding trains as without it."""
     rows = texts(False, lengths=(WIDTH,) * 8)
     made = tiny("BertForSequenceClassification")
-    expected, given = (train(made, rows, choice) for choice in (False, True))
-    assert all(torch.equal(given[name], expected[name]) for name in expected)
+    expected, actual = (train(made, rows, choice) for choice in (False, True))
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
     drawn = torch.get_rng_state()
     with padding_free.evaluating(made):
         assert not made.training
@@ -519,14 +667,63 @@ def test_dropout_of_first_batch_is_as_with_padding(train, monkeypatch):
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-def test_error_in_comparison_keeps_padding(train, shares, caplog, monkeypatch):
+def test_error_in_comparison_keeps_padding(train, fractions, caplog, monkeypatch):
     def fail(*given):
         raise RuntimeError("no")
 
     monkeypatch.setattr("mps_trainer.loop.padding_free.hidden_states_of", fail)
     train(tiny("LlamaForCausalLM"), texts(True), True)
-    assert shares == [None]
+    assert fractions == [None]
     assert messages_with(caplog, "fails without padding (RuntimeError), as the first batch showed")
+
+
+@dataclass
+class SFTConfig(TrainingArguments):
+    padding_free: bool = False
+
+
+@dataclass
+class PaddedConfig(SFTConfig):
+    padding_free: bool | None = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "choice"),
+    [
+        (SFTConfig, {}, None),
+        (SFTConfig, {"padding_free": False}, None),
+        (SFTConfig, {"padding_free": True}, True),
+        (PaddedConfig, {}, None),
+        (PaddedConfig, {"padding_free": False}, False),
+    ],
+)
+def test_field_of_trl_with_its_default_is_no_choice(tmp_path, kind, given, choice):
+    assert padding_free.padding_choice(kind(output_dir=str(tmp_path), **given)) is choice
+
+
+class SFTTrainer(Trainer):
+    """Counts tokens as TRL's SFTTrainer does."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        mask = inputs.get("attention_mask")
+        COUNTED.append(inputs["position_ids"].size(1) if mask is None else int(mask.sum()))
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    compute_loss.__module__ = padding_free._SFT_TRAINER_MODULE
+
+
+COUNTED = []
+
+
+@pytest.mark.every_device
+def test_trl_counts_no_filler(assert_equal, device):
+    """Rows of 20 and 31 tokens, of which mps fills the second one."""
+    COUNTED.clear()
+    settings = {"kind": SFTTrainer, "train_sampling_strategy": "sequential", "max_steps": 2}
+    assert_equal(tiny("LlamaForCausalLM"), texts(True), **settings)
+    assert row_length(31) > 31
+    counted = [sum(LENGTHS[:4]), sum(LENGTHS[4:])]
+    assert [*counted, *counted] == COUNTED  # with padding, and without it
 
 
 # Rows that a collator packs
@@ -542,15 +739,15 @@ def without_padding(rows):
 @pytest.mark.every_device
 @pytest.mark.parametrize("lengths", [LENGTHS, (12, 12, 11, 12, 12, 12, 12, 10)], ids=["uneven", "even"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packed_row_equals_padded_batch(train, shares, attention, lengths):
+def test_packed_row_equals_padded_batch(train, fractions, attention, lengths):
     """Even lengths take the form of the padded batch in attention, uneven ones the row's."""
     made, rows = tiny("LlamaForCausalLM", attn_implementation=attention), texts(True, lengths=lengths)
     flat = DataCollatorWithFlattening(return_position_ids=True)
     settings = {"train_sampling_strategy": "sequential"}
     expected = train(made, rows, False, **settings)
-    given = train(made, without_padding(rows), True, collator=flat, **settings)
+    actual = train(made, without_padding(rows), True, collator=flat, **settings)
     for name in expected:
-        torch.testing.assert_close(given[name], expected[name], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(actual[name], expected[name], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -558,27 +755,27 @@ def test_packed_row_of_model_that_runs_on_across_texts_is_padded(train, caplog, 
     made = tiny("OPTForCausalLM", **OPT, attention_dropout=dropout)
     flat = DataCollatorWithFlattening(return_position_ids=True)
     settings = {"train_sampling_strategy": "sequential", "max_steps": 2}
-    given = train(made, without_padding(texts(True)), None, collator=flat, **settings)
+    actual = train(made, without_padding(texts(True)), None, collator=flat, **settings)
     assert len(messages_with(caplog, "keeps the padding")) == 1
     expected = train(made, texts(True, lengths=LENGTHS), False, **settings)
     if not dropout:
         for name in expected:
-            torch.testing.assert_close(given[name], expected[name], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(actual[name], expected[name], atol=1e-5, rtol=1e-5)
 
 
 def test_layout_of_packed_row():
     flat = DataCollatorWithFlattening(return_position_ids=True)
     batch = flat(without_padding(texts(True, lengths=(2, 5, 1))))
-    layout = given_row(batch)
+    layout = layout_of_packed_row(batch)
     assert (layout.batch, layout.length, layout.starts) == (3, 5, (0, 2, 7))
-    padded, expected = in_padded_rows(batch, layout), batch_of(texts(True, lengths=(2, 5, 1)))
+    padded, expected = to_padded_batch(batch, layout), batch_of(texts(True, lengths=(2, 5, 1)))
     assert torch.equal(padded["input_ids"], expected["input_ids"][:, :5])
     assert torch.equal(padded["attention_mask"], expected["attention_mask"][:, :5])
     assert torch.equal(padded["labels"], expected["labels"][:, :5])
     one_text = flat(without_padding(texts(True, lengths=(5,))))
-    assert given_row(one_text) is None
-    assert given_row({**batch, "attention_mask": torch.ones(1, 8)}) is None
-    assert given_row({name: value for name, value in batch.items() if name != "labels"}) is None
+    assert layout_of_packed_row(one_text) is None
+    assert layout_of_packed_row({**batch, "attention_mask": torch.ones(1, 8)}) is None
+    assert layout_of_packed_row({name: value for name, value in batch.items() if name != "labels"}) is None
 
 
 # Batches
@@ -702,10 +899,10 @@ def test_resumed_run_equals_whole_run(assert_resumes, device):
     assert_resumes(2, parts, padding_free=True, **settings)
 
 
-def test_hidden_states_on_request_are_padded(train, shares):
+def test_hidden_states_on_request_are_padded(train, fractions):
     made = tiny("BertForSequenceClassification", output_hidden_states=True, **NO_DROPOUT)
-    expected, given = (train(made, texts(False), choice) for choice in (False, True))
-    assert all(torch.equal(given[name], expected[name]) for name in expected)
+    expected, actual = (train(made, texts(False), choice) for choice in (False, True))
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 def test_model_is_as_before_after_run(train, make_args):

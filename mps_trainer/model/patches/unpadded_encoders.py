@@ -23,8 +23,10 @@ from ...utils.attributes import attributes_replaced
 from ...utils.packed_texts import PackedTexts
 from ...utils.text_layout import TextLayout, layout_of
 from ..attention_masks import ChunkedMask, Reach
+from .unpadded_mpnet import mpnet_changes
 
-# Models of transformers whose stack of layers gets hidden states and a mask, and the attribute that holds the stack.
+# Models of transformers that have a stack of layers, which gets hidden states and a mask, and the attribute that holds
+# the stack. ModernBERT calls its layers itself.
 ENCODERS = {
     "BertModel": "encoder",
     "RobertaModel": "encoder",
@@ -33,20 +35,34 @@ ENCODERS = {
     "ErnieModel": "encoder",
     "ElectraModel": "encoder",
     "DistilBertModel": "transformer",
+    "MPNetModel": "encoder",
+    "ModernBertModel": "",
 }
-_ASKED = ("output_hidden_states", "output_attentions")  # these would show the row
+_LAYER_OUTPUTS = ("output_hidden_states", "output_attentions")  # these would show the row
 
 
 class UnpaddedEncoder(NamedTuple):
-    """An encoder whose layers can compute without padding: the model of transformers, and its stack of layers."""
+    """An encoder whose layers can compute without padding.
+
+    Args:
+        model: the model of transformers.
+        stack: its stack of layers; the model itself if that calls its layers.
+    """
 
     model: Any
     stack: nn.Module
 
+    @property
+    def window(self) -> int | None:
+        """Returns the distance at which tokens still see each other in some layers; None if no layer has a limit."""
+        calls_layers = self.stack is self.model
+        window: int | None = self.model.config.sliding_window if calls_layers else None
+        return window
+
 
 def encoders_in(model: nn.Module) -> list[UnpaddedEncoder]:
     """Returns the encoders in `model` whose layers can compute without padding."""
-    found = []
+    encoders = []
     for module in model.modules():
         kind = type(module)
         if kind.__name__ not in ENCODERS or not kind.__module__.startswith("transformers.models."):
@@ -54,8 +70,8 @@ def encoders_in(model: nn.Module) -> list[UnpaddedEncoder]:
         config: Any = module.config
         if getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False):
             continue
-        found.append(UnpaddedEncoder(module, getattr(module, ENCODERS[kind.__name__])))
-    return found
+        encoders.append(UnpaddedEncoder(module, module.get_submodule(ENCODERS[kind.__name__])))
+    return encoders
 
 
 @contextlib.contextmanager
@@ -63,19 +79,25 @@ def encoders_unpadded(encoders: list[UnpaddedEncoder], called_by: nn.Module | No
     """Inside, `encoders` compute a batch without padding if its mask has a layout.
 
     Args:
-        called_by: a model. If it is given, they do so only while its forward() is under way, and not for other code
+        called_by: a model. If it is given, they do so only while its forward() runs, and not for other code
             that calls an encoder itself and may read the padding.
     """
     changes: list[tuple[Any, str, Any]] = []
-    under_way = [called_by is None]
+    is_running = [called_by is None]
     if called_by is not None:
-        forward = MethodType(_noting(called_by.forward, under_way), called_by)
+        forward = MethodType(_marking_run(called_by.forward, is_running), called_by)
         changes.append((called_by, "forward", forward))
     for model, stack in encoders:
+        if stack is model:
+            in_row = _model_in_one_row(model.forward, is_running)
+            changes.append((model, "forward", MethodType(in_row, model)))
+            continue
         layouts: list[TextLayout] = []  # of the calls of the model that are under way
-        of_model = _handing_on_layout(model.forward, layouts, under_way)
+        of_model = _handing_on_layout(model.forward, layouts, is_running)
         of_stack = _in_one_row(stack.forward, layouts)
         changes += [(model, "forward", MethodType(of_model, model)), (stack, "forward", MethodType(of_stack, stack))]
+        if type(model).__name__ == "MPNetModel":
+            changes += mpnet_changes(stack, layouts)
     with attributes_replaced(changes):
         yield
 
@@ -85,23 +107,23 @@ def is_replaced(forward: Any) -> bool:
     return getattr(getattr(forward, "__func__", forward), "_mt_unpads", False)
 
 
-def _noting(plain: Callable, under_way: list[bool]) -> Callable:
+def _marking_run(plain: Callable, is_running: list[bool]) -> Callable:
     """Returns a forward() of a model that notes while it is under way."""
 
     @functools.wraps(getattr(plain, "__func__", plain))
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = under_way[0]
-        under_way[0] = True
+        before = is_running[0]
+        is_running[0] = True
         try:
             return plain(*args, **kwargs)
         finally:
-            under_way[0] = before
+            is_running[0] = before
 
     forward._mt_unpads = True  # type: ignore[attr-defined]
     return forward
 
 
-def _handing_on_layout(plain: Callable, layouts: list[TextLayout], under_way: list[bool]) -> Callable:
+def _handing_on_layout(plain: Callable, layouts: list[TextLayout], is_running: list[bool]) -> Callable:
     """Returns a forward() of a model that tells its stack of layers the layout of the batch.
 
     The model makes no mask then: the stack gets that of the row.
@@ -111,8 +133,7 @@ def _handing_on_layout(plain: Callable, layouts: list[TextLayout], under_way: li
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
         layout = layout_of(mask)
-        asked = any(kwargs.get(name) or getattr(self.config, name, False) for name in _ASKED)
-        if layout is None or asked or not under_way[0]:
+        if layout is None or _shows_layers(self, kwargs) or not is_running[0]:
             return plain(*args, **kwargs)
         layouts.append(layout)
         if len(args) > 1:
@@ -128,6 +149,56 @@ def _handing_on_layout(plain: Callable, layouts: list[TextLayout], under_way: li
     return forward
 
 
+def _shows_layers(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns True if a call of a model returns hidden states or attention weights of its layers."""
+    return any(kwargs.get(name) or getattr(model.config, name, False) for name in _LAYER_OUTPUTS)
+
+
+def _model_in_one_row(plain: Callable, is_running: list[bool]) -> Callable:
+    """Returns a forward() of a model with rotary embeddings that computes tokens in one row, from the embeddings on.
+
+    The tokens keep the positions of the padded batch, and the model gets a mask for each kind of its layers.
+    """
+
+    @functools.wraps(getattr(plain, "__func__", plain))
+    def forward(
+        self: Any,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        inputs_embeds: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        named = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        layout = layout_of(attention_mask)
+        if layout is None or _shows_layers(self, kwargs) or not is_running[0]:
+            return plain(attention_mask=attention_mask, **named, **kwargs)
+        if position_ids is None:
+            named["position_ids"] = (layout.padded_indices % layout.length)[None]
+        else:
+            named["position_ids"] = layout.to_row(position_ids.expand(layout.batch, -1))
+        for name in ("input_ids", "inputs_embeds"):
+            named[name] = None if named[name] is None else layout.to_row(named[name])
+        device = layout.padded_indices.device
+        masks = {
+            "full_attention": mask_of_row(layout, device),
+            "sliding_attention": mask_of_row(layout, device, self.config.sliding_window),
+        }
+        outputs = plain(attention_mask=masks, **named, **kwargs)
+        return _with_hidden(outputs, layout.to_padded(outputs[0]))
+
+    forward._mt_unpads = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _with_hidden(outputs: Any, hidden: torch.Tensor) -> Any:
+    """Returns outputs of a model, a tuple or transformers' class, with other hidden states of the last layer."""
+    if isinstance(outputs, tuple):
+        return (hidden, *outputs[1:])
+    outputs.last_hidden_state = hidden
+    return outputs
+
+
 def _in_one_row(plain: Callable, layouts: list[TextLayout]) -> Callable:
     """Returns a forward() of a stack of layers that computes them in one row."""
 
@@ -138,30 +209,37 @@ def _in_one_row(plain: Callable, layouts: list[TextLayout]) -> Callable:
             return plain(hidden_states, attention_mask, **kwargs)
         row = layout.to_row(hidden_states)
         outputs = plain(row, mask_of_row(layout, row.device), **kwargs)
-        hidden = outputs.last_hidden_state
+        hidden = outputs[0]
         is_first_only = hidden.shape[1] != layout.num_tokens  # of a classifier that reads no other token
-        outputs.last_hidden_state = hidden.transpose(0, 1) if is_first_only else layout.to_padded(hidden)
-        return outputs
+        return _with_hidden(outputs, hidden.transpose(0, 1) if is_first_only else layout.to_padded(hidden))
 
     forward._mt_unpads = True  # type: ignore[attr-defined]
     return forward
 
 
-def mask_of_row(layout: TextLayout, device: torch.device) -> ChunkedMask:
-    """Returns the mask of an encoder in which each text of a row sees its own tokens."""
+def mask_of_row(layout: TextLayout, device: torch.device, window: int | None = None) -> ChunkedMask:
+    """Returns the mask of an encoder in which each text of a row sees its own tokens.
+
+    Args:
+        window: the distance up to which a token is seen. Default: any distance.
+    """
     length = layout.num_tokens
+    in_text = masking_utils.bidirectional_mask_function
+    if window is not None:
+        in_text = masking_utils.sliding_window_bidirectional_mask_function(window)
 
     def visible(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        places, seen = layout.places, layout.seen.flatten()
-        is_same_text = (places[query] // layout.length) == (places[key] // layout.length)
-        return is_same_text & seen[places[key]]
+        queries, keys = layout.padded_indices[query], layout.padded_indices[key]
+        is_same_text = (queries // layout.length) == (keys // layout.length)
+        sees = is_same_text & layout.seen.flatten()[keys]
+        return sees if window is None else sees & in_text(batch, head, queries, keys)
 
     def make(**kwargs: Any) -> torch.Tensor:
         index = torch.arange(length, device=device)
         return visible(None, None, index[:, None], index)[None, None]
 
-    texts, in_text = PackedTexts((layout.starts,), length), masking_utils.bidirectional_mask_function
-    unknown = Reach(is_plain=False)
+    texts = PackedTexts((layout.starts,), length)
+    reach = Reach(window, window, is_plain=False)  # tokens of a text are not farther apart in the row
     return ChunkedMask(
-        visible, unknown, 1, length, length, device, make=make, texts=texts, layout=layout, in_text=in_text
+        visible, reach, 1, length, length, device, make=make, texts=texts, layout=layout, in_text=in_text
     )

@@ -104,7 +104,7 @@ def _unpadded(inputs: Any, padding: PaddingPlan) -> Any:
         return inputs
     if padding.head is not None:
         return in_one_row(inputs, fills=True) or inputs
-    record_layouts(inputs, fills=True)
+    record_layouts(inputs, fills=True, window=padding.window)
     return inputs
 
 
