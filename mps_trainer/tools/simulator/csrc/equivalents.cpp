@@ -1,6 +1,7 @@
 // Operators that only MPS has, and what a build for a Mac chooses for it: made of what the CPU runs for the same thing,
 // so that the numbers are the CPU's, and counted as hardware runs them.
 #include "host.h"
+#include "pool.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -22,6 +23,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <set>
 
 namespace simulator {
 namespace {
@@ -143,6 +145,15 @@ std::tuple<Tensor, Tensor> mps_convolution_transpose_backward(
 
 // Attention and norm ----------------------------------------------------------------------------------------------
 
+// torch's kernel for many queries keeps no weights, and returns the result in their place.
+bool is_prefill(const Tensor& query, const Tensor& value) {
+  static const std::set<int64_t> head_sizes = {32, 64, 72, 80, 96, 128, 256};
+  constexpr int64_t MOST_OF_OTHER_KERNELS = 8;
+  const int64_t size = query.size(-1);
+  return FROM_TORCH_2_14 && query.size(-2) > MOST_OF_OTHER_KERNELS && size == value.size(-1) &&
+      head_sizes.count(size) > 0;
+}
+
 std::tuple<Tensor, Tensor> mps_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                          const optional<Tensor>& mask, double dropout, bool is_causal,
                                          const optional<Tensor>& dropout_mask, optional<double> scale,
@@ -157,7 +168,8 @@ std::tuple<Tensor, Tensor> mps_attention(const Tensor& query, const Tensor& key,
   auto [result, weights] = at::_scaled_dot_product_attention_math(
       aliases.to_host(query), aliases.to_host(key), aliases.to_host(value), host(mask), dropout, is_causal,
       host(dropout_mask), scale, enable_gqa);
-  return {aliases.to_device(result), aliases.to_device(weights)};
+  const Tensor on_device = aliases.to_device(result);
+  return {on_device, is_prefill(query, value) ? on_device : aliases.to_device(weights)};
 }
 
 // True: may be attended to. The kernels want numbers to add: 0 and minus infinity.
