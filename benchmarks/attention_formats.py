@@ -1,8 +1,8 @@
 """Error and bytes of attention in blocks with some of its products in 16 bits, on the simulated mps device.
 
-`python -m benchmarks.attention_formats` prints two tables. In the first, errors are against float64 for the same inputs,
-as a multiple of the error of torch's own attention in the same number format, which computes in float32. The second is
-about `chunked_attention` with and without torch's fused kernel. Bytes are what the operators read and write.
+`python -m benchmarks.attention_formats` prints two tables. In the first, errors are against float64 for the same
+inputs, as a multiple of the error of torch's own attention in the same number format, which computes in float32. The
+second is about `chunked_attention` with and without torch's fused kernel. Bytes are what the operators read and write.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import mps_trainer.simulator  # before torch, so that it can take CUDA out of the process
 
+# isort: split
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -76,7 +77,7 @@ def attend(inputs: list[torch.Tensor], formats: Formats) -> list[torch.Tensor]:
     Args:
         inputs: queries, keys, values and the gradient of the result, of heads x tokens x size.
     """
-    query, key, value, grad = inputs
+    query = inputs[0]
     half, full = query.dtype, torch.float32
     scale = query.shape[-1] ** -0.5
     halves, fulls = inputs, [each.to(full) for each in inputs]
@@ -163,7 +164,7 @@ def measure_chunked(is_fused: bool, length: int) -> dict[str, int]:
     mask = ChunkedMask(causal_mask_function, reach_of(causal_mask_function), 1, length, length, where)
     inputs = [torch.zeros(1, heads, length, 64, dtype=torch.bfloat16, device=where) for heads in (8, 2, 2)]
     inputs = [each.requires_grad_() for each in inputs]
-    with mock.patch.object(fused_attention, "_has_kernel", lambda: is_fused), Counted() as counted:
+    with mock.patch.object(fused_attention, "_has_kernel", return_value=is_fused), Counted() as counted:
         result = chunked_attention(*inputs, mask, 0.125)
         found = {"forward operators": counted.operators, "forward bytes": counted.bytes}
         torch.autograd.grad(result, inputs, torch.zeros_like(result))

@@ -13,7 +13,6 @@ from benchmarks import attention_formats, environment, glue, learning, libraries
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.devices.facts import cpu_bfloat16
-
 from tests.conftest import on_device
 
 from .conftest import ROOT

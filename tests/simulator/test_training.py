@@ -161,7 +161,7 @@ def test_attention_without_gradients_agrees_with_the_cpu_bit_for_bit(mps, option
 
 
 @pytest.mark.parametrize(("size", "fits"), [(64, True), (48, False)])
-def test_fused_attention_keeps_no_scores(size, fits):
+def test_fused_attention_keeps_no_scores_and_needs_no_graph(size, fits):
     if parse_version(torch.__version__) < (2, 14):
         pytest.skip("this torch has no fused attention")
     with on_device("mps", memory=64 * 2**20) as mps:
@@ -173,6 +173,8 @@ def test_fused_attention_keeps_no_scores(size, fits):
         assert mps is not None
         if fits:
             compute()
+            (operator,) = [each for each in mps.report().operators if each.name.endswith(FUSED_ATTENTION)]
+            assert (operator.calls, operator.graphs) == (1, 0)
         else:
             with pytest.raises(RuntimeError, match="MPS backend out of memory"):
                 compute()

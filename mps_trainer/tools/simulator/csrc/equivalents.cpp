@@ -145,7 +145,7 @@ std::tuple<Tensor, Tensor> mps_convolution_transpose_backward(
 
 // Attention and norm ----------------------------------------------------------------------------------------------
 
-// torch's kernel for many queries keeps no weights, and returns the result in their place.
+// torch's kernel for many queries needs no graph and keeps no weights: it returns the result in their place.
 bool is_prefill(const Tensor& query, const Tensor& value) {
   static const std::set<int64_t> head_sizes = {32, 64, 72, 80, 96, 128, 256};
   constexpr int64_t MOST_OF_OTHER_KERNELS = 8;
@@ -159,7 +159,8 @@ std::tuple<Tensor, Tensor> mps_attention(const Tensor& query, const Tensor& key,
                                          const optional<Tensor>& dropout_mask, optional<double> scale,
                                          bool enable_gqa) {
   static auto& calls = operator_count("aten::_scaled_dot_product_attention_math_for_mps");
-  calls.add(hash_shapes(query, key, value));
+  const bool without_weights = is_prefill(query, value);
+  without_weights ? calls.add_without_graph() : calls.add(hash_shapes(query, key, value));
   Aliases aliases;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto host = [&aliases](const optional<Tensor>& tensor) {
@@ -169,7 +170,7 @@ std::tuple<Tensor, Tensor> mps_attention(const Tensor& query, const Tensor& key,
       aliases.to_host(query), aliases.to_host(key), aliases.to_host(value), host(mask), dropout, is_causal,
       host(dropout_mask), scale, enable_gqa);
   const Tensor on_device = aliases.to_device(result);
-  return {on_device, is_prefill(query, value) ? on_device : aliases.to_device(weights)};
+  return {on_device, without_weights ? on_device : aliases.to_device(weights)};
 }
 
 // True: may be attended to. The kernels want numbers to add: 0 and minus infinity.
