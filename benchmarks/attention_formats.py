@@ -124,8 +124,9 @@ def reference(inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tens
     from torch.nn.functional import scaled_dot_product_attention
 
     leaves = [each.cpu().to(dtype).requires_grad_() for each in inputs[:3]]
+    query, key, value = (each[None] for each in leaves)
     with sdpa_kernel(SDPBackend.MATH):
-        result = scaled_dot_product_attention(*(each[None] for each in leaves), is_causal=True)[0]
+        result = scaled_dot_product_attention(query, key, value, is_causal=True)[0]
     gradients = torch.autograd.grad(result, leaves, inputs[3].cpu().to(dtype))
     return [each.detach().double() for each in (result, *gradients)]
 
@@ -162,12 +163,14 @@ def measure_chunked(is_fused: bool, length: int) -> dict[str, int]:
 
     where = torch.device("mps")
     mask = ChunkedMask(causal_mask_function, reach_of(causal_mask_function), 1, length, length, where)
-    inputs = [torch.zeros(1, heads, length, 64, dtype=torch.bfloat16, device=where) for heads in (8, 2, 2)]
-    inputs = [each.requires_grad_() for each in inputs]
+    query, key, value = (
+        torch.zeros(1, heads, length, 64, dtype=torch.bfloat16, device=where, requires_grad=True)
+        for heads in (8, 2, 2)
+    )
     with mock.patch.object(fused_attention, "_has_kernel", return_value=is_fused), Counted() as counted:
-        result = chunked_attention(*inputs, mask, 0.125)
+        result = chunked_attention(query, key, value, mask, 0.125)
         found = {"forward operators": counted.operators, "forward bytes": counted.bytes}
-        torch.autograd.grad(result, inputs, torch.zeros_like(result))
+        torch.autograd.grad(result, (query, key, value), torch.zeros_like(result))
     return {**found, "operators": counted.operators, "bytes": counted.bytes}
 
 

@@ -112,8 +112,10 @@ def _attend_fused(
     if not is_worth_it or min(each.stop - each.start for each in spans) < FEWEST_QUERIES:
         return False
     for span in spans:
-        parts = (each[:, :, span] for each in (query, key, value))
-        attended = scaled_dot_product_attention(*parts, is_causal=is_causal, scale=scale, enable_gqa=True)
+        queries, keys, values = (each[:, :, span] for each in (query, key, value))
+        attended = scaled_dot_product_attention(
+            queries, keys, values, is_causal=is_causal, scale=scale, enable_gqa=True
+        )
         out[:, span].copy_(attended.transpose(1, 2))
     return True
 
