@@ -295,6 +295,21 @@ KNOWN_FAULTS = (
         warns=False,
     ),
     KnownFault(
+        9510,  # reported as pytorch issue 190632; torchvision 0.29, which belongs to torch 2.14, has it mended
+        "the gradients of torchvision's roi_align, as in Faster R-CNN, are many times too large",
+        "install torch 2.14 or later, with torchvision 0.29 or later",
+        torch_before=(2, 14),
+        warns=False,
+        repository="pytorch/vision",
+    ),
+    KnownFault(
+        197805,  # seen in 2.8, 2.14.0 and 2.15.0.dev20260919; the mending pull request was taken back
+        "two threads that compute at the same time end the process",
+        "compute in one thread: the Trainer's own threads do not use mps",
+        also=(197836, 198039),
+        warns=False,
+    ),
+    KnownFault(
         3267,  # torch meets it too: pytorch pull request 193571
         "macOS stops a command that keeps the GPU busy for long while the display is on",
         "let the display sleep (pmset displaysleepnow), or use smaller batches",

@@ -54,6 +54,11 @@ def fallback_when_torch_loaded() -> bool | None:
     return _watch.seen if "torch" in sys.modules else None
 
 
+def fused_attention_is_off() -> bool:
+    """Returns True if PYTORCH_MPS_DISABLE_PREFILL_ATTENTION makes torch do without its fused attention."""
+    return os.environ.get("PYTORCH_MPS_DISABLE_PREFILL_ATTENTION", "0") != "0"
+
+
 def mac_version() -> str:
     return platform.mac_ver()[0]
 

@@ -244,6 +244,28 @@ class ChunkedMask:
         """Returns the slices of queries to compute together, of at most `most` each."""
         return blocks.slices(self.q_length, most) if self.texts is None else self.texts.blocks(most)
 
+    def spans(self) -> tuple[list[slice], bool] | None:
+        """Returns the texts that see themselves alone, and True if causally; None if the mask is another.
+
+        A text is a slice of queries. Where the mask hides nothing, the only slice has all queries, which see all keys.
+        """
+        texts, reach, spans = self.texts, self.reach, [slice(0, self.q_length)]
+        if texts is not None and texts.is_packed:
+            in_text = visible_in_text(self.visible)
+            if in_text is None or len(texts.starts) > 1:
+                return None
+            ends = (*texts.starts[0][1:], texts.length)
+            spans = [slice(*each) for each in zip(texts.starts[0], ends, strict=True)]
+            reach = reach_of(in_text)
+        furthest = max(each.stop - each.start for each in spans) - 1
+        sees_all_before = reach.behind is None or reach.behind >= furthest
+        is_square = (self.q_offset, self.q_length) == (self.kv_offset, self.kv_length)
+        if not (reach.is_plain and sees_all_before and is_square):
+            return None
+        if reach.ahead == 0:
+            return spans, True
+        return (spans, False) if reach.ahead is None or reach.ahead >= furthest else None
+
     def softmax(self, scores: torch.Tensor, start: int, first: int) -> torch.Tensor:
         """Returns the softmax of the scores of visible keys; 0 for hidden ones. Changes `scores`.
 
@@ -319,6 +341,9 @@ class GivenMask:
     def queries(self, most: int) -> Iterable[slice]:
         """See `ChunkedMask.queries`."""
         return blocks.slices(self.whole.shape[-2], most)
+
+    def spans(self) -> None:
+        """Returns None: which tokens see which is in a tensor. See `ChunkedMask.spans`."""
 
     def softmax(self, scores: torch.Tensor, start: int, first: int) -> torch.Tensor:
         """See `ChunkedMask.softmax`."""

@@ -4,6 +4,9 @@ With gradients, torch's attention on mps keeps the scores of all pairs of tokens
 backward pass there). Here the scores exist for one block of queries at a time: the forward pass keeps none of them,
 and the backward pass computes each block again. Blocks of keys that a causal mask or a sliding window hides from a
 whole block of queries are not computed.
+
+Where torch has a fused kernel for the forward pass, that computes it. The backward pass needs nothing from it: a block
+has all keys that its queries see, and so their softmax.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
+from ..devices.fused_attention import FEWEST_QUERIES, is_fused
 from ..devices.large_products import product
 from ..utils import blocks
 from .attention_masks import ChunkedMask, GivenMask
 
 ROWS = 256  # queries in a block
 BLOCK = 32 * 2**20  # bytes of a block's scores; three such tensors exist at a time, more with dropout
+_SPANS_OF_BLOCK = 3  # a text takes two operators with the fused kernel, and a block at least six
 
 
 def chunked_attention(
@@ -55,9 +61,10 @@ class _ChunkedAttention(torch.autograd.Function):
         ctx: Any, query: Any, key: Any, value: Any, given: Any, mask: Any, scale: float, dropout: float, seed: int
     ) -> Any:
         out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-        for block in _blocks(query, key, value, mask, scale, dropout, seed):
-            values = block.values[:, block.seen]
-            block.of(out.transpose(1, 2)).copy_(block.unflat(product(block.dropped(), values)))
+        if dropout or not _attend_fused(out, query, key, value, mask, scale):
+            for block in _blocks(query, key, value, mask, scale, dropout, seed):
+                values = block.values[:, block.seen]
+                block.of(out.transpose(1, 2)).copy_(block.unflat(product(block.dropped(), values)))
         ctx.save_for_backward(query, key, value, given)  # the backward pass then raises if one has changed
         ctx.settings = mask, scale, dropout, seed
         return out
@@ -87,6 +94,30 @@ class _ChunkedAttention(torch.autograd.Function):
                     for mine, summed in zip(grads[1:], sums, strict=True):
                         mine[:, block.heads].copy_(summed.unflatten(0, (len(mine), -1)))
         return *grads, None, None, None, None, None
+
+
+def _attend_fused(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: ChunkedMask | GivenMask,
+    scale: float,
+) -> bool:
+    """Writes the attention into `out` by torch's fused kernel; returns False if torch has none for it."""
+    if not is_fused(query, key, value) or (found := mask.spans()) is None:
+        return False
+    spans, is_causal = found
+    is_worth_it = len(spans) <= _SPANS_OF_BLOCK * len(list(mask.queries(ROWS)))
+    if not is_worth_it or min(each.stop - each.start for each in spans) < FEWEST_QUERIES:
+        return False
+    for span in spans:
+        queries, keys, values = (each[:, :, span] for each in (query, key, value))
+        attended = scaled_dot_product_attention(
+            queries, keys, values, is_causal=is_causal, scale=scale, enable_gqa=True
+        )
+        out[:, span].copy_(attended.transpose(1, 2))
+    return True
 
 
 @dataclass

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import environment, glue, learning, libraries, startup
+from benchmarks import attention_formats, environment, glue, learning, libraries, startup
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.devices.facts import cpu_bfloat16
+from tests.conftest import on_device
 
 from .conftest import ROOT
 
@@ -150,3 +152,22 @@ def test_what_cannot_be_measured_is_skipped_with_what_to_do(benchmarks_here, mon
     result, page = benchmarks_here(*arguments)
     assert said in result["skipped"]
     assert f"Skipped: {result['skipped']}" in page
+
+
+def test_attention_with_scores_in_16_bits_is_less_exact(built):
+    with on_device("mps"):
+        found = {
+            name: attention_formats.measure(name, torch.bfloat16, 2.0, 256) for name in attention_formats.VARIANTS
+        }
+    exact, coarse = found["float32, as it is"], found["all in 16 bits"]
+    for name in attention_formats.NAMES:
+        assert exact[name] == pytest.approx(1, abs=0.02)  # as torch's own
+        assert coarse[name] > 3
+    assert coarse["bytes"] < 0.7 * exact["bytes"]
+
+
+def test_the_fused_kernel_moves_fewer_bytes(built):
+    with on_device("mps"):
+        blocks, fused = (attention_formats.measure_chunked(each, 512) for each in (False, True))
+    assert fused["forward operators"] == 2
+    assert all(fused[name] < blocks[name] for name in blocks)

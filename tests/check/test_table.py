@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mps_trainer.check import OperatorTable, Support, operator_table
+from mps_trainer.check import OperatorTable, Support, operator_table, trace
+from mps_trainer.devices.facts import parse_version
 from mps_trainer.tools.check import table as table_module
 from mps_trainer.tools.check.table import always_falls_back
 
@@ -70,3 +71,32 @@ def test_composite_operators_are_those_that_the_dispatcher_can_compose(table):
     known = set(torch._C._dispatch_get_all_op_names())
     assert (table.composite & known) - composes == set()
     assert table.cpu & composes == set()
+
+
+@pytest.mark.skipif(parse_version(torch.__version__) < (2, 15), reason="torch 2.15 added these kernels")
+@pytest.mark.parametrize(
+    ("name", "support"),
+    [
+        ("aten::_grouped_mm", Support.NATIVE),
+        ("aten::_int_mm", Support.NATIVE),
+        ("aten::_scaled_mm_v2.out", Support.NATIVE),
+        ("aten::bmm.dtype", Support.FAILS),  # 16-bit factors and a float32 result: for CUDA and XPU only
+    ],
+)
+def test_kernels_of_torch_2_15(table, name, support):
+    assert table.support(name) is support
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="torch 2.15 added it")
+def test_a_loss_in_chunks_of_torch_runs_on_mps():
+    device = torch.device("cpu")
+    states, weight = (torch.randn(rows, 4, device=device, requires_grad=True) for rows in (64, 9))
+
+    def step() -> None:
+        options = torch.nn.LinearCrossEntropyOptions()
+        targets = torch.zeros(64, dtype=torch.long, device=device)
+        torch.nn.functional.linear_cross_entropy(states, weight, targets, options=options).backward()
+
+    report = trace(step, fallback=False)
+    assert report.ready
+    assert any("linear_cross_entropy" in use.name for use in report.operators)

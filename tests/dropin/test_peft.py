@@ -4,8 +4,10 @@ import re
 
 import pytest
 import torch
+import transformers
 
 import mps_trainer
+from mps_trainer.devices.facts import parse_version
 
 from ..conftest import assert_same_weights, refusal
 from ..conftest import weights as on_cpu
@@ -79,6 +81,33 @@ def test_several_adapters_have_folders_of_their_own(both):
     assert resumed.model.active_adapter == "second"
     assert_close_weights(ours, theirs)
     assert_same_weights(on_cpu(ours.model), on_cpu(resumed.model))
+
+
+@pytest.mark.parametrize("active", ["default", "second"])
+def test_an_adapter_at_the_top_level_resumes_beside_others(both, active):
+    """PEFT saves the adapter "default" in the checkpoint itself. transformers before 5.23 does not load it there."""
+
+    def two(change=0.0):
+        model = lora()
+        torch.manual_seed(4)
+        model.add_adapter("second", peft.LoraConfig(task_type="SEQ_CLS", r=3, target_modules=["key"]))
+        model.set_adapter(active)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_" in name:
+                    weight.add_(change)
+        return model
+
+    def run(library):
+        whole = trained(library, model=two())
+        assert (library.folder / "checkpoint-2" / "adapter_model.safetensors").is_file()
+        return on_cpu(whole.model), on_cpu(trained(library, library.folder / "checkpoint-2", model=two(0.5)).model)
+
+    (their_whole, their_resumed), (our_whole, our_resumed) = both(run)
+    assert_same_weights(our_whole, our_resumed)
+    if parse_version(transformers.__version__) >= (5, 23):
+        assert_same_weights(their_whole, their_resumed)
+        torch.testing.assert_close(our_resumed, their_resumed)
 
 
 def test_prompt_tuning_has_same_logs(assert_same_runs):

@@ -158,3 +158,25 @@ def test_underflow_overflow_debugging_names_the_module(both, capsys):
         return "head Linear" in capsys.readouterr().out
 
     assert both(run) == (True, True)
+
+
+@pytest.mark.parametrize(("model", "rows"), [(gpt2, texts), (bert_classifier, sentences)])
+def test_a_loss_gets_the_same_number_of_items(both, model, rows):
+    """transformers divides by the devices that share a batch, from 5.23 on without rounding. Here none share one."""
+
+    def run(library):
+        seen = []
+
+        def loss(outputs, labels, num_items_in_batch=None):
+            seen.append(num_items_in_batch)
+            return outputs["logits"].float().square().sum() / num_items_in_batch
+
+        settings = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 5, "num_train_epochs": 2}
+        library.trained(model(), train_dataset=rows(), eval_dataset=None, compute_loss_func=loss, **settings)
+        return seen
+
+    theirs, ours = both(run)
+    assert [float(each) for each in ours] == [float(each) for each in theirs]
+    assert len({float(each) for each in ours}) > 1  # the last update of an epoch has one batch
+    assert {each.dim() for each in (*ours, *theirs)} == {0}
+    assert not ours[0].is_floating_point()  # a count, exact beyond 2**24 too

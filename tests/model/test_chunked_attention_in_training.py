@@ -88,6 +88,7 @@ OTHER_SETTINGS = [
             for model in (llama, lambda: llama("MistralForCausalLM", sliding_window=7))
             for kind in ({}, {"padding": True}, {"packed": True})
         ),
+        *((lambda: llama(head_dim=32), texts(packed=each), {}) for each in (False, True)),  # fused on mps
         (bert, texts(), {}),
         (lambda: tiny("ViTForImageClassification", image_size=20, patch_size=4, num_labels=2), images(), {}),
         (lambda: with_lora(llama()), texts(), {}),

@@ -2,6 +2,8 @@
 
 import itertools
 import subprocess
+import sys
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -36,7 +38,8 @@ BROKEN = {
     192212: "convolution",
     175191: "scatter_",
 }
-NEVER_RUN = {193571, 3267}  # the GPU would have to fail
+# The GPU would have to fail, or the process, or a kernel of torchvision is needed.
+NEVER_RUN = {193571, 3267, 197805, 9510}
 NEED_MEMORY = {188756: 5, 194082: 5, 189960: 5, 197636: 12}  # in GiB
 
 
@@ -147,6 +150,37 @@ def test_a_weight_that_torch_refuses_ends_no_process(monkeypatch):
     assert refusal(REPRODUCERS[189565], torch.device("cpu"), kind=RuntimeError) == "no such kernel"
 
 
+@pytest.mark.parametrize(
+    ("factor", "found"), [(1.0, None), (100.0, "the gradient differs from the CPU by 9.9e+01 of ")]
+)
+def test_gradients_of_torchvision(mps, monkeypatch, factor, found):
+    """Its kernel on mps added each gradient as often as there were groups of threads."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, image):
+            return image.view_as(image)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * (factor if grad.device.type == "mps" else 1)
+
+    def roi_align(image, boxes, size):
+        assert boxes[0].shape == (512, 4)
+        return Scaled.apply(image) * (boxes[0][:, 2:] - boxes[0][:, :2]).mean() / size
+
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    assert refusal(REPRODUCERS[9510], torch.device("cpu"), kind=CheckSkipped) == "needs torchvision"
+    ops = SimpleNamespace(roi_align=roi_align)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(ops=ops))
+    monkeypatch.setitem(sys.modules, "torchvision.ops", ops)
+    device = torch.device("mps")
+    assert refusal(REPRODUCERS[9510], device, kind=CheckSkipped) == "needs torchvision's kernel for mps"
+    monkeypatch.setattr(reproducers, "_is_mac", lambda device: True)
+    assert (REPRODUCERS[9510](device) or "").startswith(found or "")
+    assert (REPRODUCERS[9510](device) is None) is (found is None)
+
+
 UNKNOWN = " (not known for this machine: please report it)"
 
 
@@ -194,3 +228,15 @@ def test_a_process_that_ends_shows_the_fault_unless_it_failed(monkeypatch, statu
     else:
         assert REPRODUCERS[197796](torch.device("mps")) == found
     assert "ENDING_PROCESSES[197796]" in ended.call_args[0][0][-1]
+
+
+@pytest.mark.integration
+def test_the_code_of_the_child_process_runs(monkeypatch):
+    ended = mock.Mock(return_value=subprocess.CompletedProcess([], 0, "", ""))
+    monkeypatch.setattr(reproducers, "_is_mac", lambda device: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(reproducers.subprocess, "run", ended)
+        assert REPRODUCERS[189565](torch.device("mps")) is None
+    command = [each.replace("'mps'", "'cpu'") for each in ended.call_args[0][0]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
+from mps_trainer.devices.facts import parse_version
+
 from ..conftest import assert_same_weights, on_device
 
 DEVICES = ("cpu", "mps")
@@ -156,3 +158,23 @@ def test_attention_without_gradients_agrees_with_the_cpu_bit_for_bit(mps, option
             mask = {"attn_mask": torch.eye(4, dtype=torch.bool, device=device)} if "attn_mask" in options else {}
             found.append([nn.functional.scaled_dot_product_attention(*given, **{**options, **mask})])
     assert_same(*found)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(64, True), (48, False)])
+def test_fused_attention_keeps_no_scores_and_needs_no_graph(size, fits):
+    if parse_version(torch.__version__) < (2, 14):
+        pytest.skip("this torch has no fused attention")
+    with on_device("mps", memory=64 * 2**20) as mps:
+        query = torch.zeros(1, 1, 4096, size, device="mps")  # its scores take 64 MiB
+
+        def compute() -> None:
+            nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+
+        assert mps is not None
+        if fits:
+            compute()
+            (operator,) = [each for each in mps.report().operators if each.name.endswith(FUSED_ATTENTION)]
+            assert (operator.calls, operator.graphs) == (1, 0)
+        else:
+            with pytest.raises(RuntimeError, match="MPS backend out of memory"):
+                compute()

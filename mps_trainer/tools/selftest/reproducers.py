@@ -7,6 +7,7 @@ raise CheckSkipped elsewhere. They follow what the issues describe; on a Mac non
 
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def in_a_process(issue: int) -> Reproducer:
         if not _is_mac(device):
             return ENDING_PROCESSES[issue](device)
         code = (
-            "import sys, torch; from mps_trainer.selftest import reproducers; "
+            "import sys, torch; from mps_trainer.tools.selftest import reproducers; "
             f"sys.stdout.write(reproducers.ENDING_PROCESSES[{issue}](torch.device('mps')) or '')"
         )
         command = [sys.executable, "-c", code]
@@ -232,6 +233,24 @@ def large_bmm(device: torch.device) -> str | None:
     return _differs(product[-1], a.t() @ b, _RIGHT_IN_16_BITS)
 
 
+def regions_of_images(device: torch.device) -> str | None:
+    """Computes the gradients of torchvision's roi_align for 512 regions, among which its kernel spread wrong sums."""
+    try:
+        ops = importlib.import_module("torchvision.ops")
+    except ImportError:
+        raise CheckSkipped("needs torchvision") from None
+    if device.type == "mps" and not _is_mac(device):
+        raise CheckSkipped("needs torchvision's kernel for mps")
+
+    def gradients(image: Tensor, corners: Tensor) -> Results:
+        starts = corners.abs().clamp(max=3) * 4
+        boxes = torch.cat([starts, starts + 8], 1)
+        leaf = image.requires_grad_()
+        return [("the gradient", torch.autograd.grad(ops.roi_align(leaf, [boxes], 7).sum(), leaf)[0])]
+
+    return compared(gradients, (1, 8, 32, 32), (512, 2))(device)
+
+
 def norm_after_frozen(x: Tensor, factors: Tensor) -> Results:
     """Computes the gradients of a LayerNorm whose input needs none."""
     norm = nn.LayerNorm(32).to(x.device)
@@ -333,6 +352,8 @@ REPRODUCERS: dict[int, Reproducer] = {  # by issue
     175191: compared(strided_scatter, (2, 3)),
     189565: in_a_process(189565),
     190791: compared(attention, *3 * [(1, 1, 4096, 64)], dtypes=_BFLOAT16, tolerance=_RIGHT_OF_LONG_ATTENTION),
+    9510: regions_of_images,
+    197805: skipped("needs two threads at once, which may stop the process for good"),
     3267: skipped("needs a command that stops the display for seconds"),
 }
 

@@ -1,6 +1,7 @@
 // Operators that only MPS has, and what a build for a Mac chooses for it: made of what the CPU runs for the same thing,
 // so that the numbers are the CPU's, and counted as hardware runs them.
 #include "host.h"
+#include "pool.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -22,6 +23,7 @@
 #include <array>
 #include <limits>
 #include <optional>
+#include <set>
 
 namespace simulator {
 namespace {
@@ -143,12 +145,22 @@ std::tuple<Tensor, Tensor> mps_convolution_transpose_backward(
 
 // Attention and norm ----------------------------------------------------------------------------------------------
 
+// torch's kernel for many queries needs no graph and keeps no weights: it returns the result in their place.
+bool is_prefill(const Tensor& query, const Tensor& value) {
+  static const std::set<int64_t> head_sizes = {32, 64, 72, 80, 96, 128, 256};
+  constexpr int64_t MOST_OF_OTHER_KERNELS = 8;
+  const int64_t size = query.size(-1);
+  return FROM_TORCH_2_14 && query.size(-2) > MOST_OF_OTHER_KERNELS && size == value.size(-1) &&
+      head_sizes.count(size) > 0;
+}
+
 std::tuple<Tensor, Tensor> mps_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                                          const optional<Tensor>& mask, double dropout, bool is_causal,
                                          const optional<Tensor>& dropout_mask, optional<double> scale,
                                          bool enable_gqa) {
   static auto& calls = operator_count("aten::_scaled_dot_product_attention_math_for_mps");
-  calls.add(hash_shapes(query, key, value));
+  const bool without_weights = is_prefill(query, value);
+  without_weights ? calls.add_without_graph() : calls.add(hash_shapes(query, key, value));
   Aliases aliases;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto host = [&aliases](const optional<Tensor>& tensor) {
@@ -157,7 +169,8 @@ std::tuple<Tensor, Tensor> mps_attention(const Tensor& query, const Tensor& key,
   auto [result, weights] = at::_scaled_dot_product_attention_math(
       aliases.to_host(query), aliases.to_host(key), aliases.to_host(value), host(mask), dropout, is_causal,
       host(dropout_mask), scale, enable_gqa);
-  return {aliases.to_device(result), aliases.to_device(weights)};
+  const Tensor on_device = aliases.to_device(result);
+  return {on_device, without_weights ? on_device : aliases.to_device(weights)};
 }
 
 // True: may be attended to. The kernels want numbers to add: 0 and minus infinity.

@@ -31,6 +31,9 @@ class OperatorCount {
       add_shapes(shapes);
     }
   }
+  void add_without_graph() {
+    calls_.fetch_add(1, std::memory_order_relaxed);
+  }
   void mark_fallback() {
     fell_back_ = true;
   }
