@@ -85,7 +85,7 @@ def test_a_metric_too_large_to_be_drawn_is_a_number(record):
     record.history = [{"step": step, "eval_perplexity": math.exp(350 + step)} for step in (1, 9)]
     page = run_page(record)
     assert f"{math.exp(359)}"[:40] in page
-    assert "<h2>Perplexity" not in page
+    assert "<h3>perplexity" not in page
 
 
 def test_runs_are_compared_by_metrics_arguments_and_surroundings(data):
