@@ -1,4 +1,4 @@
-"""Computes what a page shows in words and numbers: the main metric, tiles, facts, and the values of the tables. No markup."""
+"""Computes what a page shows in words and numbers: main metric, tiles, facts and tables. No markup."""
 
 from __future__ import annotations
 
