@@ -52,7 +52,7 @@ def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
         **_settings(*(_SMALL if chart.small else _BESIDE_SMALL if chart.wide else _SIZE)),
         range=(low, high),
         y_labels=[{"label": label, "value": line} for label, line in zip(_labels(heights), lines, strict=True)],
-        y_title=chart.unit or chart.title.lower(),
+        y_title=_axis_title(chart),
         xrange=(0, end / divisor or 1),
         x_labels=_ticks(end / divisor or 1, whole=not chart.over_time),
         x_title=f"training time, {unit}" if chart.over_time else "step",
@@ -110,6 +110,11 @@ def _labels(heights: Sequence[float]) -> list[str]:
         return [scientific(height) if height else "0" for height in heights]
     labels = [number(height) for height in heights]
     return labels if len(set(labels)) == len(labels) else [f"{height:.10g}" for height in heights]
+
+
+def _axis_title(chart: Chart) -> str:
+    kind, _, metric = chart.title.partition(", ")  # "Metrics, f1" where runs are compared
+    return chart.unit or (metric if metric and kind == "Metrics" else kind.lower())
 
 
 def _round_up(rough: float) -> float:

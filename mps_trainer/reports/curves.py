@@ -214,7 +214,9 @@ def compared_charts(records: Sequence[RunRecord]) -> list[Chart]:
         for chart in charts(record):
             for curve in chart.curves:
                 title = f"{chart.title}, {curve.name}" if curve.name else chart.title
-                shared = together.setdefault(chart.title, {}).setdefault(title, replace(chart, title=title, curves=[]))
+                shared = together.setdefault(chart.title, {}).setdefault(
+                    title, replace(chart, title=title, curves=[], best=None)
+                )
                 shared.log, shared.small = shared.log and chart.log, shared.small and chart.small
                 shared.curves.append(replace(curve, name=record.name, color=position))
     return arranged([chart for group in together.values() for chart in group.values()])
