@@ -5,14 +5,16 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from sklearn.metrics import f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
-from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
+from mps_trainer.scripts import checkpoint_to_resume, one_line_errors, one_line_import_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.loading import errors_about_model
 from mps_trainer.scripts.tables import classified, load_splits, sample
+
+with one_line_import_errors("train.py"):
+    from sklearn.metrics import f1_score
 
 
 @dataclass

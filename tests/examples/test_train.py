@@ -104,6 +104,15 @@ def test_f1_counts_each_label_the_same():
     assert script["compute_metrics"](output) == {"accuracy": 0.75, "f1": pytest.approx(3 / 7)}
 
 
+def test_missing_scikit_learn_is_one_line(train, texts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    done = train("text-classification", "--dataset_name", "data.csv")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("train.py: error: ")
+    assert "mps_trainer[examples]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_texts_of_a_table_are_learned_and_a_second_run_resumes(train, texts):
     command = ("text-classification", "--dataset_name", "data.csv", "--learning_rate", "1e-2")
     script = ROOT / "examples" / "text-classification" / "train.py"
