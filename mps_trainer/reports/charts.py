@@ -125,7 +125,7 @@ def _round_up(rough: float) -> float:
 
 def _ticks(end: float, whole: bool) -> list[float]:
     """Returns the labels of a horizontal axis from 0 to `end`."""
-    step = _round_up(end / 5)
+    step = _round_up(max(end, 1e-6) / 5)
     if whole:  # no label between two steps
         step = max(1.0, math.ceil(step))
     return [round(place * step, 6) for place in range(int(end / step + 1e-9) + 1)]
