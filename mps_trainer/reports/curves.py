@@ -94,13 +94,22 @@ def best_step(record: RunRecord) -> tuple[float, str] | None:
 
 
 def history(record: RunRecord) -> list[dict[str, Any]]:
-    """Returns the log of the run. An evaluation of the best model, loaded after the last step, has the best step."""
+    """Returns the log, in which an evaluation after training adds to the step of its model, and replaces nothing.
+
+    It is of the best model if that was loaded. It may be of other data, as GLUE's second part of MNLI.
+    """
     ends = [place for place, entry in enumerate(record.history) if "train_runtime" in entry]
-    best = record.best.get("step")
-    if not ends or not best or not is_finite(best) or not record.arguments.get("load_best_model_at_end"):
+    if not ends:
         return record.history
-    after = ends[-1] + 1
-    return [*record.history[:after], *({**entry, "step": best} for entry in record.history[after:])]
+    during, after = record.history[: ends[-1] + 1], record.history[ends[-1] + 1 :]
+    known = {(entry["step"], name) for entry in during for name in entry}
+    best = record.best.get("step") if record.arguments.get("load_best_model_at_end") else None
+    for entry in after:
+        step = best if best and is_finite(best) else entry["step"]
+        new = {name: value for name, value in entry.items() if (step, name) not in known}
+        known |= {(step, name) for name in new}
+        during = [*during, {**new, "step": step}]
+    return during
 
 
 def logged(record: RunRecord, key: str, name: str = "") -> Curve:

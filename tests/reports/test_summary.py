@@ -40,6 +40,7 @@ def better_before(record, **arguments):
     record.best, record.arguments = dict(BETTER_BEFORE), arguments
     record.history[2]["eval_accuracy"] = 0.9
     record.history.append({"eval_accuracy": 0.9, "eval_loss": 0.8, "eval_late": 3.0, "step": 4})
+    record.history.append({"eval_accuracy": 0.1, "step": 4})  # of other data
 
 
 def test_hero_is_the_metric_of_the_model_that_is_kept(record):
@@ -81,13 +82,20 @@ def test_best_and_last_evaluation_are_side_by_side(record):
     assert summary.evaluation_table(RunRecord("empty", {})) == ([], [])
 
 
+def test_the_first_evaluation_after_training_counts(record):
+    record.history = [entry for entry in record.history if "eval_loss" not in entry]
+    record.history += [{"eval_accuracy": 0.8, "step": 4}, {"eval_accuracy": 0.3, "eval_f1": 0.2, "step": 4}]
+    assert summary.evaluation_table(record)[1] == [("accuracy", "0.8"), ("f1", "0.2")]
+
+
 def test_an_evaluation_after_training_is_of_the_last_model_unless_the_best_one_was_loaded(record):
     better_before(record, load_best_model_at_end=False)
-    assert summary.evaluation_table(record)[1][0] == ("accuracy", "0.9", "0.9")
+    assert summary.evaluation_table(record)[1][:2] == [("accuracy", "0.9", "0.75"), ("late", "–", "3")]
     (shares,) = curves.metric_charts(record)
-    assert shares.curves[0].y == [0.9, 0.9]
+    assert shares.curves[0].y == [0.9, 0.75]
     record.arguments["load_best_model_at_end"] = True
     assert curves.metric_charts(record)[0].curves[0].y == [0.9, 0.75]
+    assert summary.evaluation_table(record)[1][1] == ("late", "3", "3 at step 2")
 
 
 def test_time_and_throughput_are_of_the_steps_with_a_record(record):
