@@ -30,6 +30,7 @@ NAMES = (
     "language",
     "attention",
     "padding",
+    "quantized",
 )
 DATA = os.environ.get("MPS_TRAINER_REAL_DATA", str(ROOT.parent / "shared"))
 

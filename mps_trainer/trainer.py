@@ -43,12 +43,19 @@ from .checkpoints.saver import CheckpointSaver
 from .checkpoints.trainer_state_file import SavableLogs
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
-from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
+from .data.columns import (
+    ColumnRemover,
+    columns_of,
+    is_table,
+    model_columns_of,
+    signature_columns,
+    without_unused_columns,
+)
 from .data.epoch_loader import num_examples, prepare_loader
 from .data.faults import refuse_in_starting_process
-from .data.missing_columns import ModelColumns, explaining_transform
+from .data.missing_columns import explaining_transform
 from .data.plan import StepPlan
-from .data.samplers import eval_sampler, train_sampler
+from .data.samplers import eval_sampler, train_sampler, training_buckets
 from .data.split import split
 from .data.transfer import BatchTransfer
 from .data.workers import close_workers
@@ -187,7 +194,6 @@ class Trainer:
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self._mt_warned_of_metrics: set[str] = set()
         self._eval_dataloaders: dict[str, DataLoader] = {}  # by name; libraries read it in overrides of the method
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
@@ -413,7 +419,7 @@ class Trainer:
             raise ValueError(
                 "A batch is empty, so the model has no input. Check that the dataset has columns that "
                 f"{type(self.model).__name__}.forward takes: "
-                f"{', '.join(self._mt_signature_columns)}."
+                f"{', '.join(columns_of(self))}."
             )
         return self._prepare_input(inputs)
 
@@ -690,7 +696,7 @@ class Trainer:
             kept = self._remove_unused_columns(dataset, description=description)
         else:
             collator = self._get_collator_with_removed_columns(collator, description=description)
-        columns = self._mt_model_columns
+        columns = model_columns_of(self)
         with explaining_transform(columns, dataset, kept) if kept is not dataset else contextlib.nullcontext():
             loader = dataloaders.make_dataloader(
                 kept, collator, self.args, batch_size, sampler_fn, is_training, self.processing_class
@@ -728,26 +734,7 @@ class Trainer:
         `evaluation_loop` puts sorted examples back into the dataset's order. With `eval_do_concat_batches=False` it
         cannot, so they are not sorted.
         """
-        return eval_sampler(eval_dataset, self.args, self.processing_class, self._mt_training_buckets)
-
-    def _mt_training_buckets(self) -> LengthBuckets | None:
-        """Returns the length buckets of `train_dataset`, also before training; None if its order does not have any."""
-        if self._mt_length_buckets is None and (dataset := self.train_dataset) is not None:
-            kept = self._remove_unused_columns(dataset, description="Training") if is_table(dataset) else dataset
-            self._get_train_sampler(kept)
-        return self._mt_length_buckets
-
-    @property
-    def _mt_signature_columns(self) -> list[str]:
-        """Returns the names of the columns that may reach the model."""
-        self._set_signature_columns_if_needed()
-        return self._signature_columns or []
-
-    @property
-    def _mt_model_columns(self) -> ModelColumns:
-        """Returns the columns that may reach the model, and the reasons why others do not."""
-        kept = self._mt_signature_columns if self.args.remove_unused_columns else None
-        return ModelColumns(self.model, kept, self.label_names)
+        return eval_sampler(eval_dataset, self.args, self.processing_class, functools.partial(training_buckets, self))
 
     def _set_signature_columns_if_needed(self) -> None:
         """Sets `_signature_columns` to the arguments of the model's forward() and the labels' names, if it is None."""
@@ -762,14 +749,14 @@ class Trainer:
         """
         if not self.args.remove_unused_columns:
             return dataset
-        return without_unused_columns(dataset, self._mt_model_columns, description)
+        return without_unused_columns(dataset, model_columns_of(self), description)
 
     def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
         """Returns `data_collator`, which gets of each example, a dictionary, only what the model takes."""
         if not self.args.remove_unused_columns:
             return data_collator
         name = type(self.model).__name__
-        return ColumnRemover(data_collator, self._mt_signature_columns, logger, name, description)
+        return ColumnRemover(data_collator, columns_of(self), logger, name, description)
 
     # Evaluation
 
@@ -793,7 +780,7 @@ class Trainer:
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = evaluate_dataset(
             self,
-            self._mt_evaluation_parts(),
+            EvaluationParts.of(self),
             make_loader(),  # an override may choose compute_metrics here
             make_loader,
             description="Evaluation",
@@ -817,7 +804,7 @@ class Trainer:
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = evaluate_dataset(
             self,
-            self._mt_evaluation_parts(),
+            EvaluationParts.of(self),
             make_loader(),
             make_loader,
             description="Prediction",
@@ -840,19 +827,8 @@ class Trainer:
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         skipped = unread_tokens_skipped(self.model, skips_unread_tokens(self.args))
         with self._mt_precision.applied_to(self.model), skipped:
-            parts = self._mt_evaluation_parts()
+            parts = EvaluationParts.of(self)
             return run_evaluation(self, parts, dataloader, description, loss_only, ignore_keys, metric_key_prefix)
-
-    def _mt_evaluation_parts(self) -> EvaluationParts:
-        return EvaluationParts(
-            processes=self._mt_processes,
-            events=self._mt_events,
-            precision=self._mt_precision,
-            overrides=self._mt_overrides,
-            transfer=self._mt_transfer,
-            run=self._mt_run,
-            warned=self._mt_warned_of_metrics,
-        )
 
     def prediction_step(
         self,
@@ -934,12 +910,12 @@ class Trainer:
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if follows_metric(self.lr_scheduler) and not skip_scheduler:
-            self.lr_scheduler.step(watched_metric(self.args, metrics, self._mt_savable_logs.number))
+            self.lr_scheduler.step(watched_metric(self.args, metrics, SavableLogs(self._mt_warned).number))
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Returns True if this evaluation is the best so far, and records its metric if it is."""
-        return record_if_best(self.args, self.state, metrics, self._mt_savable_logs.number)
+        return record_if_best(self.args, self.state, metrics, SavableLogs(self._mt_warned).number)
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Ends a run after its last step: logs its metrics, loads the best weights, and calls on_train_end.
@@ -1242,7 +1218,7 @@ class Trainer:
             if start_time is not None:
                 before = 0 if self._mt_run is None else self._mt_run.tokens_at_start
                 logs.update(speed_metrics("train", start_time, num_tokens=seen - before))
-        self.state.log_history.append({**self._mt_savable_logs.of(logs), "step": self.state.global_step})
+        self.state.log_history.append({**SavableLogs(self._mt_warned).of(logs), "step": self.state.global_step})
         self._mt_events.fire("on_log", logs=logs)
 
     save_state = save_state
@@ -1255,11 +1231,12 @@ class Trainer:
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
         """Writes `<split>_results.json`, and all_results.json if `combined`, without what JSON cannot hold."""
-        save_metrics(self, split, self._mt_savable_logs.of(metrics), combined)
+        save_metrics(self, split, SavableLogs(self._mt_warned).of(metrics), combined)
 
     @functools.cached_property
-    def _mt_savable_logs(self) -> SavableLogs:
-        return SavableLogs()
+    def _mt_warned(self) -> set[str]:
+        """The warnings about metrics that this Trainer has given; it gives each once."""
+        return set()
 
     def is_local_process_zero(self) -> bool:
         """Returns True in the first process of each machine."""

@@ -17,6 +17,7 @@ from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simul
 
 # isort: split
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -35,6 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Tests save more than a thousand checkpoints, and no test loses power: on a busy disk a flush takes 7 ms.
     os.fsync = lambda fd: None
+    # On a busy machine an example may take longer than hypothesis's limit of 200 ms.
+    hypothesis.settings.register_profile("without deadline", deadline=None)
+    hypothesis.settings.load_profile("without deadline")
 
 
 def pytest_collection_finish() -> None:

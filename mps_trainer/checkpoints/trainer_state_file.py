@@ -45,10 +45,14 @@ def _is_savable(value: Any) -> bool:
 
 
 class SavableLogs:
-    """Removes values that cannot be saved from logs, and warns once for each name."""
+    """Removes values that cannot be saved from logs, and warns once for each name.
 
-    def __init__(self) -> None:
-        self._named: set[str] = set()
+    Args:
+        warned: the names that earlier objects warned about; new ones are added.
+    """
+
+    def __init__(self, warned: set[str] | None = None) -> None:
+        self._warned: set[str] = set() if warned is None else warned
 
     def of(self, logs: dict[Any, Any]) -> dict[str, Any]:
         """Returns the `logs` that can be saved, under names that are text."""
@@ -71,6 +75,6 @@ class SavableLogs:
         return float("nan")
 
     def _warn(self, name: str, value: Any, consequence: str) -> None:
-        if name not in self._named:
-            self._named.add(name)
+        if name not in self._warned:
+            self._warned.add(name)
             logger.warning("The metric %s is of type %s and %s.", name, type(value).__name__, consequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 from transformers.trainer_utils import RemoveColumnsCollator
 
@@ -15,10 +15,33 @@ from .missing_columns import ModelColumns
 logger = logging.getLogger(__name__)
 
 
+class TrainerWithColumns(Protocol):
+    """Names what the choice of columns uses of a Trainer, in transformers' names."""
+
+    args: Any
+    model: Any
+    label_names: list[str]
+    _signature_columns: list[str] | None
+
+    def _set_signature_columns_if_needed(self) -> None: ...
+
+
 def signature_columns(model: Any, label_names: list[str]) -> list[str]:
     """Returns the names that columns of a batch may have: forward()'s arguments and the labels' names."""
     arguments = list(inspect.signature(base_model(model).forward).parameters)
     return list(dict.fromkeys([*arguments, "label", "label_ids", *label_names]))
+
+
+def columns_of(trainer: TrainerWithColumns) -> list[str]:
+    """Returns the names of the columns that may reach the Trainer's model. A subclass may set them."""
+    trainer._set_signature_columns_if_needed()
+    return trainer._signature_columns or []
+
+
+def model_columns_of(trainer: TrainerWithColumns) -> ModelColumns:
+    """Returns the columns that may reach the Trainer's model, and the reasons why others do not."""
+    kept = columns_of(trainer) if trainer.args.remove_unused_columns else None
+    return ModelColumns(trainer.model, kept, trainer.label_names)
 
 
 class ColumnRemover(RemoveColumnsCollator):

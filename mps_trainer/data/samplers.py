@@ -67,16 +67,24 @@ def train_sampler(
     return sampler
 
 
+def training_buckets(trainer: Any) -> LengthBuckets | None:
+    """Returns the length buckets of `train_dataset`, also before training; None if its order does not have any."""
+    if trainer._mt_length_buckets is None and (dataset := trainer.train_dataset) is not None:
+        kept = trainer._remove_unused_columns(dataset, description="Training") if is_table(dataset) else dataset
+        trainer._get_train_sampler(kept)
+    return trainer._mt_length_buckets
+
+
 def eval_sampler(
     dataset: Any,
     args: TrainingArguments,
     processing_class: Any,
-    training_buckets: Callable[[], LengthBuckets | None],
+    buckets_of_training: Callable[[], LengthBuckets | None],
 ) -> Sampler | None:
     """Returns the order of an evaluation's examples, the same one each time; None for a dataset without length.
 
     Args:
-        training_buckets: returns the lengths to pad to with bucket_by_length; None for the dataset's own lengths.
+        buckets_of_training: returns the lengths to pad to with bucket_by_length; None for the dataset's own lengths.
             On the CPU a batch is padded to its longest example.
     """
     if dataset is None or not has_length(dataset):
@@ -92,7 +100,7 @@ def eval_sampler(
     # only mps and compilers prepare for each new shape
     is_exact = args.device.type == "cpu" and not args.torch_compile
     longest = max(1, *lengths)
-    buckets = LengthBuckets((longest,), exact=True) if is_exact else training_buckets()
+    buckets = LengthBuckets((longest,), exact=True) if is_exact else buckets_of_training()
     return BucketBatchSampler(
         lengths,
         args.eval_batch_size,

@@ -38,7 +38,18 @@ RECORDED_VARIABLES = (
 )
 
 # An issue has to name these, and training needs most of them.
-PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors", "mlx")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "accelerate",
+    "peft",
+    "numpy",
+    "safetensors",
+    "mlx",
+    "bitsandbytes",
+    "kernels",
+)
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 has the first two, arm64 the last
 CHIP = "machdep.cpu.brand_string"  # the sysctl with the name of a Mac's chip

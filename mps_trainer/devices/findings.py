@@ -15,7 +15,7 @@ from ..utils.documentation import page
 from ..utils.text import format_bytes
 from .accelerators import ACCELERATORS, MPSAccelerator
 from .accelerators.base import torch_missing
-from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
+from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, no_bitsandbytes_kernels, too_new_torch
 from .facts import TORCH_DEVICE, MachineFacts, parse_version
 from .known_faults import SILENT, faults_to_warn_of
 from .launchers import LAUNCHER_INTEGERS
@@ -169,6 +169,16 @@ def _wrong_results(facts: MachineFacts) -> Iterator[Finding]:
     )
 
 
+def _quantization(facts: MachineFacts) -> Iterator[Finding]:
+    if trains_on(facts) != "mps" or facts.mps_simulated or "bitsandbytes" not in facts.packages:
+        return
+    missing = no_bitsandbytes_kernels(facts.os_version, facts.torch_version, "kernels" in facts.packages)
+    if missing is not None:
+        why, remedy = missing
+        what = f"bitsandbytes runs without its Metal kernels, so weights in 4 bits are slow: {why}"
+        yield Finding("slow-quantization", NOTE, what, f"{remedy}; {page('peft')} compares the two")
+
+
 # --- other GPUs, processes ---------------------------------------------------------------------------------------
 
 
@@ -318,6 +328,7 @@ CHECKS: tuple[Callable[[MachineFacts], Iterator[Finding]], ...] = (
     _transformers,
     _gpus,
     _wrong_results,
+    _quantization,
     _limits,
     _switches,
     _room,

@@ -95,6 +95,19 @@ class EvaluationParts:
     run: RunUnderWay | None
     warned: set[str]
 
+    @classmethod
+    def of(cls, trainer: Any) -> EvaluationParts:
+        """Returns the parts of `trainer`, an mps_trainer.Trainer."""
+        return cls(
+            processes=trainer._mt_processes,
+            events=trainer._mt_events,
+            precision=trainer._mt_precision,
+            overrides=trainer._mt_overrides,
+            transfer=trainer._mt_transfer,
+            run=trainer._mt_run,
+            warned=trainer._mt_warned,
+        )
+
 
 def run_evaluation(
     trainer: EvaluatedTrainer,

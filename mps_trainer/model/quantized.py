@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..devices.facts import macos, parse_version
+from ..devices.accelerators.mps import no_bitsandbytes_kernels
+from ..devices.facts import macos
 from ..errors import MisconfigurationException
 from .introspection import is_offloaded
 from .mlx_layers import MLXEmbedding, MLXLinear
@@ -81,7 +82,8 @@ def describe_quantized(model: Any, device: torch.device) -> str | None:
     )
     if kind is None:
         return None
-    is_slow = device.type == "mps" and not _has_metal_kernels(macos(), torch.__version__)
+    has_kernels = importlib.util.find_spec("kernels") is not None
+    is_slow = device.type == "mps" and no_bitsandbytes_kernels(macos(), torch.__version__, has_kernels) is not None
     how = "without its Metal kernels, which is slow" if is_slow else ""
     return f"frozen weights in {4 if kind == 'Linear4bit' else 8} bits by bitsandbytes{', ' if how else ''}{how}"
 
@@ -90,13 +92,6 @@ def packed_sizes(model: nn.Module) -> dict[int, int]:
     """Returns the number of weights in each packed parameter of MLX's format, by the id of the parameter."""
     layers = [each for each in model.modules() if isinstance(each, (MLXLinear, MLXEmbedding))]
     return {id(each.packed_weight): each.packed_weight.numel() * 8 // each.bits for each in layers}
-
-
-def _has_metal_kernels(version: str | None, torch_version: str) -> bool:
-    """Returns True if bitsandbytes finds its Metal kernels, which exist for torch 2.10 to 2.12 and macOS 26."""
-    if version is None or parse_version(version) < (26,) or not (2, 10) <= parse_version(torch_version) < (2, 13):
-        return False
-    return importlib.util.find_spec("kernels") is not None
 
 
 def _layers(model: nn.Module, kind: str) -> Iterator[Any]:

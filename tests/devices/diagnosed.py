@@ -9,7 +9,9 @@ from tests.devices.machines import CUDA_1, MACHINES, NO_BUILD, ROSETTA, mac, no_
 GIB = 1024**3
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
-INSTALLED = dict.fromkeys(PACKAGES, "5.23.0")
+INSTALLED = dict.fromkeys((name for name in PACKAGES if name not in ("bitsandbytes", "kernels")), "5.23.0")
+QLORA = {**INSTALLED, "bitsandbytes": "0.50.2"}
+MACOS_26 = {"chip": "Apple M4", "packages": QLORA}
 NVIDIA = {"nvidia_gpus": 2}
 
 
@@ -147,6 +149,18 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "fast math": m3("fast-math", "unset it", environment={"PYTORCH_MPS_FAST_MATH": "1"}),
     "transformers missing": m3("transformers", "install transformers: ", 1, **ONLY_TORCH),
     "transformers old": m3("transformers", ">=5.4,<6'", 1, packages={**INSTALLED, "transformers": "4.57.1"}),
+    # bitsandbytes and its Metal kernels, for torch 2.10 to 2.12 on macOS 26
+    "bitsandbytes on macOS 15": m3("slow-quantization", "load_mlx_model", packages=QLORA),
+    "bitsandbytes on a newer torch": Diagnosed(
+        mac("26.2", "2.13.0", **MACOS_26), "wrong-results slow-quantization", NEWER
+    ),
+    "bitsandbytes without kernels": Diagnosed(
+        mac("26.2", "2.12.0", **MACOS_26), "wrong-results slow-quantization", NEWER
+    ),
+    "bitsandbytes with kernels": Diagnosed(
+        mac("26.2", "2.12.0", **{**MACOS_26, "packages": {**QLORA, "kernels": "0.10"}}), "wrong-results", NEWER
+    ),
+    "bitsandbytes on linux": Diagnosed(pc("2.15.0", packages=QLORA)),
     # several at once: what keeps the GPU idle first, then what goes wrong, notes last
     "an old mac in disorder": Diagnosed(
         mac(

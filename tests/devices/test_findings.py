@@ -34,6 +34,24 @@ def test_every_finding_is_found_on_some_machine():
     assert names <= {name for row in DIAGNOSED.values() for name in row.findings.split()}
 
 
+@pytest.mark.parametrize(
+    ("machine", "reason", "remedy"),
+    [
+        ("bitsandbytes on macOS 15", "they need macOS 26", "load_mlx_model"),
+        ("bitsandbytes on a newer torch", "they exist for torch 2.10 to 2.12", "load_mlx_model"),
+        (
+            "bitsandbytes without kernels",
+            "the package kernels, which is not installed",
+            "python -m pip install kernels",
+        ),
+    ],
+)
+def test_bitsandbytes_without_metal_kernels_is_named_with_its_reason_and_remedy(machine, reason, remedy):
+    finding = findings(DIAGNOSED[machine].facts)[-1]
+    assert reason in finding.what
+    assert remedy in finding.remedy
+
+
 @pytest.mark.parametrize("name", FACTS)
 def test_findings_are_in_order_and_say_what_to_do(name):
     found = findings(FACTS[name])

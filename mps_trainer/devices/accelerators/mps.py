@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 # Apple's page on torch 1.12 (developer.apple.com/metal/pytorch).
 MINIMUM_MACOS = (((2, 15), (15, 0)), ((2, 9), (14, 0)), ((2, 5), (13, 0)), ((1, 12), (12, 3)))
 
+# bitsandbytes' Metal kernels on the hub are built for these releases of torch (from, and before) and for this macOS or
+# later. It gets them through the package `kernels`, and without them it computes with torch's operators.
+BITSANDBYTES_KERNELS_TORCH = (2, 10), (2, 13)
+BITSANDBYTES_KERNELS_MACOS = (26,)
+
 # `lightning.Trainer`, `lightning.Fabric` and the older package's Trainer have their classes for mps here.
 _LIGHTNINGS = (
     "lightning.pytorch.accelerators.mps",
@@ -35,6 +40,26 @@ NATIVE_CONDA = (
     "make a native environment: CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11, then in it "
     "conda config --env --set subdir osx-arm64, and install torch and this package there"
 )
+
+
+def no_bitsandbytes_kernels(
+    os_version: str | None, torch_version: str | None, has_kernels: bool
+) -> tuple[str, str] | None:
+    """Returns why bitsandbytes has no Metal kernels on a Mac, as a clause, and how to get them; None if it has them.
+
+    Args:
+        has_kernels: True if the package `kernels` is installed.
+    """
+    first, end = BITSANDBYTES_KERNELS_TORCH
+    if parse_version(os_version) < BITSANDBYTES_KERNELS_MACOS:
+        why = f"they need macOS {dotted(BITSANDBYTES_KERNELS_MACOS)}"
+    elif not first <= parse_version(torch_version) < end:
+        why = f"they exist for torch {dotted(first)} to {end[0]}.{end[1] - 1}"
+    elif not has_kernels:
+        return "they come with the package kernels, which is not installed", "python -m pip install kernels"
+    else:
+        return None
+    return why, "for models in MLX's format use load_mlx_model, which does not need bitsandbytes"
 
 
 class MPSAccelerator(Accelerator):
