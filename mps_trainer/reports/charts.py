@@ -114,6 +114,8 @@ def _labels(heights: Sequence[float]) -> list[str]:
 
 def _axis_title(chart: Chart) -> str:
     kind, _, metric = chart.title.partition(", ")  # "Metrics, f1" where runs are compared
+    if kind == "Metrics" and len(chart.curves) == 1:
+        metric = metric or chart.curves[0].name
     return chart.unit or (metric if metric and kind == "Metrics" else kind.lower())
 
 
