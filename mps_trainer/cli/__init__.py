@@ -14,12 +14,12 @@ from ..utils.refusal import FAILED, INTERRUPTED, TRACEBACK, WRONG_INPUT, refuse,
 from ..utils.terminal import let_go
 from ..utils.text import sentence
 from ..version import __version__
-from . import check, config, doctor, env, example, export, fit, launch, report, run, selftest, simulate
+from . import check, config, doctor, env, example, export, fit, launch, report, run, selftest, simulate, speed
 from .parser import SHELLS, ListOfCommands, OneLineParser, PrintCompletion
 
 NAME = "mps-trainer"
 # Each has add_parser(commands), which returns the parser of the command, and run(arguments).
-COMMANDS = (doctor, selftest, config, launch, run, report, check, fit, simulate, export, example, env)
+COMMANDS = (doctor, selftest, speed, config, launch, run, report, check, fit, simulate, export, example, env)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

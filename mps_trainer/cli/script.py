@@ -97,8 +97,10 @@ def check_paths(arguments: argparse.Namespace) -> None:
 def check_report(path: str) -> None:
     """Raises MisconfigurationException if `path` cannot be written, or is a file other than a report."""
     target = Path(path)
-    place = target if target.exists() else target.parent
-    if target.is_dir() or not target.parent.is_dir() or not os.access(place, os.W_OK):
+    needed = [target] if target.exists() else []
+    if target.is_file() or not needed:  # another file takes its place when that is whole
+        needed.append(Path(os.path.realpath(path)).parent)
+    if target.is_dir() or not target.parent.is_dir() or not all(os.access(each, os.W_OK) for each in needed):
         raise MisconfigurationException(
             f"--json {path} cannot be written. Name a file in a folder that exists and may be written to."
         )
@@ -210,14 +212,32 @@ def _time_of_files() -> float:
 
 
 def write_json(path: str | None, report: dict[str, Any]) -> None:
-    """Writes the report, if there is a path. Raises MisconfigurationException when that fails, as on a full disk."""
+    """Writes the report, if there is a path. A file there has the old report until the new one is whole.
+
+    Raises MisconfigurationException when that fails, as on a full disk.
+    """
     if path is None:
         return
+    text = json.dumps({**_MARK, **report}, indent=2) + "\n"
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(json.dumps({**_MARK, **report}, indent=2) + "\n")
+        if os.path.exists(path) and not os.path.isfile(path):  # /dev/stdout
+            Path(path).write_text(text, encoding="utf-8")
+        else:
+            _replace(os.path.realpath(path), text)
     except OSError as error:
         raise MisconfigurationException(
             f"--json {path} was not written: {error.strerror}. The report is printed above. Name another file and "
             "run the command again."
         ) from error
+
+
+def _replace(path: str, text: str) -> None:
+    """Writes the file at `path`: whole, or not at all. Raises OSError."""
+    unfinished = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(unfinished, path)
+    finally:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)

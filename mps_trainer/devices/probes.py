@@ -163,3 +163,21 @@ def names_in(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+def low_power_mode() -> bool | None:
+    """Returns True if macOS saves energy (Low Power Mode); None where the system does not tell."""
+    import subprocess
+
+    try:
+        asked = subprocess.run(["pmset", "-g"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return saves_power(asked.stdout)
+
+
+def saves_power(settings: str) -> bool | None:
+    """Returns True if the output of `pmset -g` has Low Power Mode on; None if it has no such line."""
+    # Macs with a High Power Mode have powermode in place of lowpowermode: 0 is automatic, 1 low, 2 high
+    found = re.search(r"^\s*(?:low)?powermode\s+(\d)", settings, re.MULTILINE)
+    return None if found is None else found[1] == "1"

@@ -58,6 +58,7 @@ def test_help_of_each_command_needs_nothing():
         ("fit train.py", "No module named 'torch'."),
         ("simulate train.py", "The simulated mps device needs torch"),
         ("selftest", "Nothing can be trained here: torch is not installed"),
+        ("speed --quick", "Nothing can be trained here: torch is not installed"),
         ("--print-completion bash", "No module named 'shtab'."),
     ],
 )

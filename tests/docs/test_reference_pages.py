@@ -12,6 +12,8 @@ from mps_trainer.cli import COMMANDS, _parser
 from mps_trainer.selftest import CHECKS, CheckResult
 from mps_trainer.tools.selftest.numbers import TOLERANCES
 from mps_trainer.tools.selftest.results import table as table_of_checks
+from mps_trainer.tools.speed import WORKLOADS
+from mps_trainer.tools.speed.results import OPERATIONS_HEAD, TRAINING_HEAD
 
 from .pages import ROOT, all_blocks
 
@@ -97,3 +99,24 @@ def test_checks_are_described_and_shown_with_their_tolerances():
     rows = SELFTEST.split("## Tolerances")[1].split("\n## ")[0]
     allowed = {float(value) for value in re.findall(r"\| (\d+e-\d+) \|$", rows, re.MULTILINE)}
     assert allowed == {tolerance.relative for tolerance in TOLERANCES.values()}
+
+
+def test_workloads_are_described_and_shown():
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8").split("## On your Mac")[1].split("\n## ")[0]
+    described = [line.split("|") for line in page.split("| row |")[1].split("\n\n")[0].splitlines()[2:]]
+    figures = {name.strip(): cells[3] for cells in described for name in cells[1].split(",")}
+    names = [workload.name.partition(",")[0].removesuffix(" to the device") for workload in WORKLOADS]
+    assert list(figures) == names
+    for name, workload in zip(names, WORKLOADS, strict=True):
+        for figure in re.findall(r"\d+(?:\.\d+)?", (workload.published or "").rpartition(": ")[2]):
+            assert figure in figures[name], name
+    (shown,) = all_blocks(kind="speed")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.text.splitlines() if line[:1] == "|"]
+    assert [line for line in lines if tuple(line) in (TRAINING_HEAD, OPERATIONS_HEAD)] == [
+        [*TRAINING_HEAD],
+        [*OPERATIONS_HEAD],
+    ]
+    quick = [f"{each.name} ({each.smaller or each.sizes})" for each in WORKLOADS if each.in_quick]
+    assert [line[0] for line in lines if line[0] in quick] == quick
+    assert len(lines) == len(quick) + 4
+    assert "SIMULATED" in shown.text

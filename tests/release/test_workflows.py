@@ -1,10 +1,12 @@
 """The workflows name what exists."""
 
 import configparser
+import json
 import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from packaging.version import Version
 from mps_trainer.cli import _parser
 from mps_trainer.cli.script import write_json
 from mps_trainer.selftest import CheckResult, SelftestReport
-from tests import ROOT
+from tests import HUNG_AFTER, ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -51,7 +53,11 @@ def test_what_the_steps_run_exists(path):
             stop = next((i for i, word in enumerate(mine) if word in ("||", ">")), len(mine))
             _parser().parse_args(mine[:stop])
         for word in words:
-            if word.startswith(("tests/", ".ci/")) or word in ("constraints.txt", "CHANGELOG.md", "CITATION.cff"):
+            if word.startswith(("tests/", ".ci/", "examples/")) or word in (
+                "constraints.txt",
+                "CHANGELOG.md",
+                "CITATION.cff",
+            ):
                 assert (ROOT / word).exists(), word
 
 
@@ -73,6 +79,55 @@ def test_ci_runs_every_python_that_the_classifiers_name():
     assert linux["env"]["TORCH"] == "${{ matrix.torch }}"
 
 
+def macos_job() -> dict:
+    return load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["macos"]
+
+
+def step(name: str) -> str:
+    """Returns the shell lines of a step of the macOS job."""
+    return next(each["run"] for each in macos_job()["steps"] if each.get("name") == name)
+
+
+def run_as_on_github(script: str, folder: Path, stand_in: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs shell lines as GitHub does, with a stand-in for `mps-trainer` that has these lines."""
+    program = folder / "mps-trainer"
+    program.write_text("\n".join(["#!/bin/sh", *stand_in]) + "\n", encoding="utf-8")
+    program.chmod(0o755)
+    environ = {
+        **os.environ,
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+    }
+    return subprocess.run(["bash", "-e", "-c", script], cwd=folder, env=environ, capture_output=True, text=True)
+
+
+def test_no_job_runs_where_mps_computes_wrong():
+    """Runners of macos-26 have such a GPU (actions/runner-images 14380), and `macos-latest` may become one of them."""
+    for path in WORKFLOWS:
+        used = {str(job["runs-on"]) for job in load(path)["jobs"].values()}
+        assert used <= {"ubuntu-latest", "macos-15"}
+    assert macos_job()["runs-on"] == "macos-15"
+
+
+def test_the_macos_job_uploads_what_its_steps_write():
+    steps = macos_job()["steps"]
+    (upload,) = (each for each in steps if "upload-artifact" in each.get("uses", ""))
+    assert upload["if"] == "always()"
+    written = {
+        "selftest.json": "mps-trainer selftest",
+        "speed.json": "mps-trainer speed",
+        "speed.md": "mps-trainer speed",
+        "glue/*.json": "GLUE",
+        "glue/report.html": "GLUE",
+        "resumed/resume.json": "Resume after a kill",
+    }
+    assert upload["with"]["path"].split() == list(written)
+    names = [each.get("name") for each in steps]
+    for path, name in written.items():
+        assert re.search(rf"\b{re.escape(path.split('/')[0])}\b", step(name)), path
+        assert names.index(name) < steps.index(upload)
+
+
 @pytest.mark.parametrize(
     ("status", "device", "said"),
     [
@@ -84,20 +139,44 @@ def test_ci_runs_every_python_that_the_classifiers_name():
 )
 def test_the_macos_job_fails_on_a_wrong_result_and_notes_a_missing_gpu(tmp_path, status, device, said):
     """The script of the job's selftest step runs as on GitHub, with a stand-in for `mps-trainer`."""
-    steps = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["macos"]["steps"]
-    script = next(step["run"] for step in steps if step.get("name") == "mps-trainer selftest")
-    lines = ["#!/bin/sh", f"exit {status}"]
+    lines = [f"exit {status}"]
     if device is not None:
         # "device" also stands deeper in the report, where it must not decide
         check = CheckResult("bf16", "passed" if status == 0 else "failed", "", 1.0, {"device": "mps"})
         report = SelftestReport(device, False, {}, {"device": "mps"}, {}, (), (check,), 2.0)
         write_json(str(tmp_path / "written.json"), report.to_dict())
-        lines.insert(1, 'test "$*" = "selftest --json selftest.json" && cp written.json selftest.json')
-    program = tmp_path / "mps-trainer"
-    program.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    program.chmod(0o755)
-    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        lines.insert(0, 'test "$*" = "selftest --json selftest.json" && cp written.json selftest.json')
+    done = run_as_on_github(step("mps-trainer selftest"), tmp_path, lines)
     assert done.returncode == status, done.stderr
     assert done.stdout.startswith(said)
     assert len(done.stdout.splitlines()) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (0, ""),
+        (1, "::error title=mps-trainer speed::A workload failed."),
+        (2, "::error title=mps-trainer speed::Nothing was measured (exit status 2)."),
+    ],
+)
+def test_the_macos_job_shows_speeds_and_fails_with_a_workload(tmp_path, status, said):
+    lines = ['test "$*" = "speed --quick --json speed.json" || exit 3', "echo '| a table |'", f"exit {status}"]
+    done = run_as_on_github(step("mps-trainer speed"), tmp_path, lines)
+    assert done.returncode == status, done.stderr
+    assert done.stdout.startswith(f"| a table |\n{said}")
+    assert len(done.stdout.splitlines()) == 1 + bool(said)
+    assert (tmp_path / "summary.md").read_text() == (tmp_path / "speed.md").read_text() == "| a table |\n"
+
+
+@pytest.mark.acceptance  # the job runs the same script; tests/faults kills many more runs
+def test_the_macos_job_resumes_after_a_kill(tmp_path, monkeypatch):
+    """The script of the job runs here with fewer steps."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    for name, value in {"PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    words = ["bash", str(ROOT / ".ci" / "resume-after-kill"), str(tmp_path), "--max_steps", "100"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HUNG_AFTER)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("The losses of both runs differ by 0.0e+00 at most.\n")
+    assert json.loads((tmp_path / "resume.json").read_text())["steps"] == 10

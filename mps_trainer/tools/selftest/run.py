@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -21,6 +18,7 @@ from ...devices.watermarks import memory_limit
 from ...errors import MisconfigurationException
 from ...utils.text import sentence
 from ...version import __version__
+from ..quiet import quiet
 from .faults import reproduced
 from .lab import Lab
 from .memory import given_back, limited
@@ -78,7 +76,7 @@ def run_selftest(
             f"There is no folder for temporary files to write checkpoints to: {error.strerror}. Set TMPDIR to one."
         ) from error
     results = []
-    with folder as path, _quiet(), mock.patch.dict(os.environ):
+    with folder as path, quiet(), mock.patch.dict(os.environ):
         os.environ.pop(LAUNCHED, None)  # each check says by itself what it autocasts to
         lab = Lab(decision, facts, Path(path), simulated)
         for number, (name, check) in enumerate(checks.items(), start=1):
@@ -114,16 +112,3 @@ def run_check(name: str, check: Check, lab: Lab) -> CheckResult:
     except Exception as error:
         status, text = FAILED, f"{type(error).__name__}: {sentence(error)}"
     return CheckResult(name, status, text, round(time.perf_counter() - start, 2), figures)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences libraries and the Trainer inside, because a check reports errors."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
