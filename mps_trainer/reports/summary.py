@@ -210,7 +210,7 @@ def evaluation_table(record: RunRecord) -> tuple[list[str], list[Row]]:
 def class_table(record: RunRecord) -> list[Row]:
     """Returns name, examples, precision, recall and F1 of each class, from the confusion matrix."""
     confusion, classes = record.classification.get("confusion") or [], record.classification.get("classes") or []
-    rows = []
+    rows: list[Row] = []
     for place, (name, counts) in enumerate(zip(classes, confusion, strict=False)):
         hits, examples = counts[place], sum(counts)
         predicted = sum(row[place] for row in confusion)
