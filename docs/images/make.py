@@ -1,9 +1,12 @@
 """Makes the pictures of docs/report.md with Chromium: `python docs/images/make.py OUTPUT_DIR`, a classifier's run.
 
-Those in the repository are of this command in examples/text-classification, on the simulated mps device:
+Those in the repository are of a pretrained MiniLM on a CPU, by this command in examples/text-classification. The texts
+in them are the project's own.
 
-    mps-trainer simulate run_glue.py --task_name mrpc --embedded --do_train --do_eval --logging_steps 20 \
-        --eval_strategy epoch --output_dir OUTPUT_DIR
+    python run_glue.py --task_name mnli --data_dir embedded/data/MNLI --model_name_or_path minilm-l6 --do_train \
+        --do_eval --num_train_epochs 2 --per_device_train_batch_size 32 --learning_rate 5e-5 --logging_steps 2 \
+        --eval_strategy steps --eval_steps 8 --save_steps 8 --save_total_limit 2 --load_best_model_at_end \
+        --metric_for_best_model accuracy --output_dir OUTPUT_DIR
 """
 
 from __future__ import annotations

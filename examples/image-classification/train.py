@@ -12,13 +12,23 @@ from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
 from mps_trainer.scripts.flags import OneLineParser
 from mps_trainer.scripts.loading import errors_about_model
-from mps_trainer.scripts.tables import load_splits
+from mps_trainer.scripts.tables import load_splits, require_columns, sample
 
 
 @dataclass
 class Arguments:
     model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # on the hub, or a folder
     dataset_name: str = "AI-Lab-Makerere/beans"  # on the hub, or a folder with a folder of images for each label
+    dataset_config_name: str | None = None  # for a dataset with several configurations
+    image_column_name: str | None = None  # without it, `image` or `img`
+    label_column_name: str | None = None  # without it, the first column with names of labels
+    max_train_samples: int | None = None  # train on so many images, drawn at random
+    max_eval_samples: int | None = None
+
+
+# A batch reads its images when it is needed, so the Trainer must keep their column. The best epoch is kept.
+DEFAULTS = {"remove_unused_columns": False, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2}
+DEFAULTS |= {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
 
 
 # Worker processes import this function by its name, so it is not inside another one.
@@ -44,17 +54,21 @@ def load_pretrained(name, labels):
 
 @one_line_errors("train.py")
 def main() -> None:
-    parser = OneLineParser((Arguments, TrainingArguments), description=__doc__)
-    # A batch reads its images when it is needed, so the Trainer must keep their column.
-    script, args = parser.parse(sys.argv[1:], remove_unused_columns=False, eval_strategy="epoch")
-    train, held = load_splits(script.dataset_name)
-    label = next((name for name, feature in train.features.items() if hasattr(feature, "names")), None)
-    image = next((name for name in train.column_names if name in ("image", "img")), None)
-    if label is None or image is None:
+    script, args = OneLineParser((Arguments, TrainingArguments), description=__doc__).parse(sys.argv[1:], **DEFAULTS)
+    train, held = load_splits(script.dataset_name, script.dataset_config_name)
+    for flag in ("image_column_name", "label_column_name"):
+        if (name := getattr(script, flag)) is not None:
+            require_columns(train, flag, name)
+    classes = [name for name, feature in train.features.items() if hasattr(feature, "names")]
+    label = script.label_column_name or next(iter(classes), None)
+    image = script.image_column_name or next((name for name in train.column_names if name in ("image", "img")), None)
+    if label not in classes or image is None or not hasattr(train.features[image], "decode_example"):
         raise MisconfigurationException(
             f"{script.dataset_name} has no images with labels; its columns are {', '.join(train.column_names)}. Give "
-            "--dataset_name a folder with a folder of images for each label."
+            "--dataset_name a folder with a folder of images for each label, or --image_column_name and "
+            "--label_column_name, whose labels have names."
         )
+    train, held = sample(train, script.max_train_samples), sample(held, script.max_eval_samples)
 
     set_seed(args.seed)  # before the model, whose new head has random weights
     model, processor = load_pretrained(script.model_name_or_path, train.features[label].names)

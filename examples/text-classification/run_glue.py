@@ -91,6 +91,8 @@ class DataTrainingArguments:
     embedded: bool = HfArg(default=False, help="Train a tiny model on the sample that comes with this script.")
     dataset_name: str | None = HfArg(default=None, help="Dataset on the hub, instead of a task.")
     dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
+    text_column_names: str | None = HfArg(default=None, help="Columns with text: one, or two with a comma. [found]")
+    label_column_name: str = HfArg(default="label", help="Column with labels.")
     train_file: str | None = HfArg(default=None, help="Training data: csv, tsv or json.")
     validation_file: str | None = HfArg(default=None, help="Validation data: csv, tsv or json.")
     test_file: str | None = HfArg(default=None, help="Test data: csv, tsv or json.")
@@ -232,20 +234,26 @@ def label_order(config: Any, labels: list[str]) -> list[int]:
 
 
 def load_metrics(task_name: str | None, is_regression: bool) -> Any:
-    """Returns a function that computes the task's own metrics; accuracy or squared error for data of your own."""
+    """Returns a function that computes the task's own metrics.
+
+    For data of your own these are accuracy and macro F1, in which each label counts the same, or the squared error.
+    """
     if task_name is not None:
         instead = "Install what it needs, pip install 'mps_trainer[examples]', and see that HF_HOME can be written."
         with errors_about("metric for", task_name, instead):
             import evaluate
 
             metric = evaluate.load(str(EMBEDDED.with_name("metrics") / "glue"), task_name)
+    elif not is_regression:
+        from sklearn.metrics import f1_score
 
     def compute_metrics(prediction: Any) -> dict[str, float]:
         values = to_predictions(prediction.predictions, is_regression)
         if task_name is None and is_regression:
             return {"mse": float(((values - prediction.label_ids) ** 2).mean())}
         if task_name is None:
-            return {"accuracy": float((values == prediction.label_ids).mean())}
+            f1 = f1_score(prediction.label_ids, values, average="macro", zero_division=0)
+            return {"accuracy": float((values == prediction.label_ids).mean()), "f1": float(f1)}
         result = metric.compute(predictions=values, references=prediction.label_ids)
         return {**result, "combined_score": sum(result.values()) / len(result)} if len(result) > 1 else result
 
@@ -267,7 +275,8 @@ def main(argv: list[str] | None = None) -> None:
     logger.info("Device: %s. Arguments: %s", training_args.device, training_args)
     checkpoint = checkpoint_to_resume(training_args) if training_args.do_train else None
     with training_args.main_process_first(desc="loading the data"):
-        splits, texts, labels = classified(load_splits(model_args, data_args))
+        found = load_splits(model_args, data_args)
+        splits, texts, labels = classified(found, data_args.text_column_names, data_args.label_column_name)
     # mnli has a matched and a mismatched split to evaluate on and to predict
     kinds = {"train": "train", "eval": "validation", "predict": "test"}
     names_of = {do: [name for name in splits if name.split("_")[0] == kind] for do, kind in kinds.items()}

@@ -13,7 +13,7 @@ from pygal.style import Style
 
 from ..utils.text import as_line
 from .curves import Chart, Curve, thinned
-from .formatting import duration, number
+from .formatting import duration, number, scientific
 from .record import RunRecord
 
 COLORS = 8  # --c0 to --c7 in page.css
@@ -21,7 +21,9 @@ _DASHES = 4  # for the runs beyond the colors
 _MARKED = 40  # points of a curve up to which each is marked
 _POINTS = 2000  # each point of a chart has a text
 _FEWEST = 60  # points of a curve
-_SIZE = 460, 220  # units, which are pixels at the width of half a page
+_SIZE = 460, 230  # units, which are pixels at the width of half a page
+_SMALL = 310, 180  # a third of a page
+_BESIDE_SMALL = 560, 188
 _WIDE = 760
 _FONT = 12
 _LONGEST = 80  # characters of a text
@@ -45,16 +47,17 @@ def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
     low, high = lines[0], lines[-1]
     end = max(curve.x[-1] for curve in chart.curves) if chart.over_time else last_step
     unit, divisor = _time_unit(end) if chart.over_time else ("", 1.0)
+    heights = [10.0**line for line in lines] if chart.log else lines
     drawn = pygal.XY(
-        **_settings(*_SIZE),
+        **_settings(*(_SMALL if chart.small else _BESIDE_SMALL if chart.wide else _SIZE)),
         range=(low, high),
-        y_labels=[{"label": number(10.0**line), "value": line} for line in lines] if chart.log else lines,
+        y_labels=[{"label": label, "value": line} for label, line in zip(_labels(heights), lines, strict=True)],
+        y_title=_axis_title(chart),
         xrange=(0, end / divisor or 1),
-        value_formatter=number,
-        x_value_formatter=lambda value: f"{number(value)} {unit}".rstrip(),
+        x_labels=_ticks(end / divisor or 1, whole=not chart.over_time),
+        x_title=f"training time, {unit}" if chart.over_time else "step",
+        x_value_formatter=number,
     )
-    if end <= 5 and not chart.over_time:  # no label between two steps
-        drawn.x_labels = list(range(int(end) + 1))
     # the title of a series is its class of page.css
     if chart.best is not None:
         drawn.add("break best", [(chart.best[0], low), (chart.best[0], high)], show_dots=False)
@@ -63,7 +66,7 @@ def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
         drawn.add(f"break {kind}", [(x, low), (x, high)], show_dots=False)
     for place, curve in enumerate(chart.curves):
         color = place if curve.color is None else curve.color
-        is_marked = curve.marked or len(curve.x) <= _MARKED
+        is_marked = len(curve.x) <= _MARKED
         kind = f"curve {color_of(color)} dash-{color // COLORS % _DASHES}{'' if is_marked else ' unmarked'}"
         drawn.add(kind, _points(chart, curve, divisor), dots_size=2.5 if is_marked else 1.5)
     return _svg(drawn, chart.title)
@@ -96,11 +99,38 @@ def _grid(chart: Chart) -> list[float]:
         low = min(low, 0.0)
     if high - low <= max(1e-12 * max(abs(low), abs(high)), 1e-300):  # pygal never ends between two numbers that touch
         low, high = low - (abs(low) * 0.1 or 1.0), high + (abs(high) * 0.1 or 1.0)
-    rough = (high - low) / 4
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = size * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * 0.999)
+    step = _round_up((high - low) / 4)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(place * step, 12 - math.floor(math.log10(step))) for place in range(first, last + 1)]
+
+
+def _labels(heights: Sequence[float]) -> list[str]:
+    """Returns the labels of an axis: all with powers of ten or none, and with enough digits to tell them apart."""
+    if max(map(abs, heights)) <= 1e-3:
+        return [scientific(height) if height else "0" for height in heights]
+    labels = [number(height) for height in heights]
+    return labels if len(set(labels)) == len(labels) else [f"{height:.10g}" for height in heights]
+
+
+def _axis_title(chart: Chart) -> str:
+    kind, _, metric = chart.title.partition(", ")  # "Metrics, f1" where runs are compared
+    if kind == "Metrics" and len(chart.curves) == 1:
+        metric = metric or chart.curves[0].name
+    return chart.unit or (metric if metric and kind == "Metrics" else kind.lower())
+
+
+def _round_up(rough: float) -> float:
+    """Returns the next step between labels that is easy to read, such as 0.25 or 500."""
+    size = 10.0 ** math.floor(math.log10(rough))
+    return size * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * 0.999)
+
+
+def _ticks(end: float, whole: bool) -> list[float]:
+    """Returns the labels of a horizontal axis from 0 to `end`."""
+    step = _round_up(max(end, 1e-6) / 5)
+    if whole:  # no label between two steps
+        step = max(1.0, math.ceil(step))
+    return [round(place * step, 6) for place in range(int(end / step + 1e-9) + 1)]
 
 
 def _time_unit(seconds: float) -> tuple[str, float]:
@@ -134,7 +164,9 @@ def draw_time_line(record: RunRecord) -> str:
         **_settings(_WIDE, 60 + 24 * top),
         range=(0.5, top + 0.5),
         xrange=(0, record.seconds / divisor),
-        x_value_formatter=lambda value: f"{number(value)} {unit}",
+        x_labels=_ticks(record.seconds / divisor, whole=False),
+        x_title=f"training time, {unit}",
+        x_value_formatter=number,
         y_labels=[{"label": lane, "value": top - place} for place, lane in enumerate(("training", *lanes))],
     )
     for session in record.sessions:
@@ -160,7 +192,9 @@ def draw_time_line(record: RunRecord) -> str:
 def draw_padding(padded: list[dict[str, int]]) -> Markup:
     """Returns the tokens of an epoch by padded length, real ones and padding."""
     labels = [number(entry["length"]) for entry in padded]
-    drawn = pygal.StackedBar(**_settings(*_SIZE), value_formatter=number, x_labels=labels)
+    drawn = pygal.StackedBar(
+        **_settings(*_SIZE), value_formatter=number, x_labels=labels, x_title="padded length", y_title="tokens"
+    )
     real = [entry["real"] for entry in padded]
     rest = [entry["tokens"] - entry["real"] for entry in padded]
     for kind, name, values in (("color-0", "real", real), ("padding", "padding", rest)):
@@ -172,7 +206,9 @@ def _settings(width: int, height: int) -> dict[str, Any]:
     return {
         "js": [],  # pygal's own scripts and styles, one of them from the network, stay out
         "css": [],
-        "style": Style(label_font_size=_FONT, major_label_font_size=_FONT, font_family="system-ui"),
+        "style": Style(
+            label_font_size=_FONT, major_label_font_size=_FONT, title_font_size=_FONT, font_family="system-ui"
+        ),
         "disable_xml_declaration": True,
         "width": width,
         "height": height,
@@ -180,6 +216,7 @@ def _settings(width: int, height: int) -> dict[str, Any]:
         "margin_right": 14,
         "show_legend": False,
         "show_x_guides": False,
+        "spacing": 6,
         "min_scale": 3,
         "max_scale": 6,
         "truncate_label": -1,
@@ -204,13 +241,17 @@ def _slim(root: Any, title: str, classes: Sequence[str]) -> Any:
         labels = [child.text for child in parent if child.get("class") == "label"]
         for child in list(parent):
             kind = child.get("class") or ""
-            if child.tag not in ("svg", "g", "path", "rect", "circle", "text") or kind.endswith(_NOT_SHOWN):
+            # pygal draws a second base line, at the edge, for an axis without a zero
+            is_base = child.tag == "path" and "axis y" in (parent.get("class") or "")
+            if is_base or child.tag not in ("svg", "g", "path", "rect", "circle", "text") or kind.endswith(_NOT_SHOWN):
                 parent.remove(child)
             elif labels and child.tag in ("circle", "rect"):
                 words = child.makeelement("title", {})
                 words.text = labels[0]
                 child.append(words)
     for element in root.iter():
+        if element.get("class") == "title":  # pygal leaves no space beside labels, and much below them
+            element.set("y", str(float(element.get("y")) - 5))
         for name in _POSITIONS:
             if (value := element.get(name)) is not None:
                 element.set(name, _FRACTION.sub(lambda found: f"{float(found[0]):.1f}", value))

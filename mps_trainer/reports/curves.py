@@ -11,8 +11,10 @@ from .record import HELD, LIVE, OPERATIONS, RESIDENT, SECONDS, STEP, RunRecord, 
 
 _STRETCH = 0.2  # seconds of training that a rate is the mean of at least; less is noise
 
-# Ends of names that an evaluation logs and that are no metrics of the model.
-_SPEEDS = ("_runtime", "_per_second", "_model_preparation_time")
+_FEW = 5  # points of the curves of a small chart
+
+# Ends of names that an evaluation logs and that are no metrics of the model, such as TRL's eval_num_tokens.
+_NO_METRICS = ("_runtime", "_per_second", "_model_preparation_time", "_num_tokens")
 
 
 @dataclass
@@ -25,7 +27,6 @@ class Curve:
     name: str
     x: list[float] = field(default_factory=list)  # steps, or seconds on the training clock
     y: list[float] = field(default_factory=list)
-    marked: bool = False  # True: each point is an evaluation, and is shown as one
     color: int | None = None  # None: the color of its place in the chart
 
 
@@ -39,6 +40,8 @@ class Chart:
     log: bool = False  # True: the axis of y is logarithmic
     from_zero: bool = False
     over_time: bool = False
+    small: bool = False  # True: less important than others, or of few points
+    wide: bool = False  # True: beside a small one
     best: tuple[float, str] | None = None  # the step of the best checkpoint or evaluation, and what it is best in
 
 
@@ -48,18 +51,19 @@ def charts(record: RunRecord) -> list[Chart]:
     found = [
         Chart("Loss", losses(record), log=True),
         *metric_charts(record),
-        Chart("Learning rate", [logged(record, "learning_rate")], from_zero=True),
-        Chart("Gradient norm", [logged(record, "grad_norm")], log=True),
-        Chart("Throughput", [rates(record, STEP, batch)], "samples/s", from_zero=True, over_time=True),
+        Chart("Learning rate", [logged(record, "learning_rate")], from_zero=True, small=True),
+        Chart("Gradient norm", [logged(record, "grad_norm")], log=True, small=True),
+        Chart("Throughput", [rates(record, STEP, batch)], "samples/s", from_zero=True, over_time=True, small=True),
         Chart(
             "Tokens",  # the Trainer counts the operations of each token, padding included
             [rates(record, OPERATIONS, 1 / operations if operations else 0)],
             "tokens/s",
             from_zero=True,
             over_time=True,
+            small=True,
         ),
-        Chart("Step time", step_times(record), "s", from_zero=True, over_time=True),
-        Chart("Memory", memory_curves(record), "GiB", from_zero=True, over_time=True),
+        Chart("Step time", step_times(record), "s", from_zero=True, over_time=True, small=True),
+        Chart("Memory", memory_curves(record), "GiB", from_zero=True, over_time=True, small=True),
     ]
     found[0].best = best_step(record)
     for chart in found:
@@ -67,12 +71,21 @@ def charts(record: RunRecord) -> list[Chart]:
         values = [value for curve in chart.curves for value in curve.y]
         # a logarithmic axis is for values that spread over more than two powers of ten
         chart.log = chart.log and bool(values) and min(values) > 0 and max(values) / min(values) > 100
-    return [chart for chart in found if chart.curves]
+        chart.small = chart.small or all(len(curve.x) <= _FEW for curve in chart.curves)
+    return arranged([chart for chart in found if chart.curves])
+
+
+def arranged(found: Sequence[Chart]) -> list[Chart]:
+    """Returns the large charts, two in a row, and then the small ones, three in a row. An odd large one is wide."""
+    large, small = ([chart for chart in found if chart.small is is_small] for is_small in (False, True))
+    for chart in large:
+        chart.wide = bool(small) and len(large) % 2 == 1 and chart is large[-1]
+    return large + small
 
 
 def best_step(record: RunRecord) -> tuple[float, str] | None:
     """Returns the step of the best checkpoint, or else that of the lowest evaluation loss, with the reason."""
-    if step := record.best.get("step"):
+    if is_finite(step := record.best.get("step")) and step:
         return step, f"best {record.best.get('name') or 'checkpoint'}".replace("eval_", "").replace("_", " ")
     evaluated = logged(record, "eval_loss")
     if len(evaluated.x) < 2:
@@ -80,11 +93,30 @@ def best_step(record: RunRecord) -> tuple[float, str] | None:
     return evaluated.x[evaluated.y.index(min(evaluated.y))], "lowest evaluation loss"
 
 
-def logged(record: RunRecord, key: str, name: str = "", marked: bool = False) -> Curve:
+def history(record: RunRecord) -> list[dict[str, Any]]:
+    """Returns the log, in which an evaluation after training adds to the step of its model, and replaces nothing.
+
+    It is of the best model if that was loaded. It may be of other data, as GLUE's second part of MNLI.
+    """
+    ends = [place for place, entry in enumerate(record.history) if "train_runtime" in entry]
+    if not ends:
+        return record.history
+    during, after = record.history[: ends[-1] + 1], record.history[ends[-1] + 1 :]
+    known = {(entry["step"], name) for entry in during for name in entry}
+    best = record.best.get("step") if record.arguments.get("load_best_model_at_end") else None
+    for entry in after:
+        step = best if best and is_finite(best) else entry["step"]
+        new = {name: value for name, value in entry.items() if (step, name) not in known}
+        known |= {(step, name) for name in new}
+        during = [*during, {**new, "step": step}]
+    return during
+
+
+def logged(record: RunRecord, key: str, name: str = "") -> Curve:
     """Returns the finite values that the history has under `key`; the time line shows the others."""
-    points = {entry["step"]: entry[key] for entry in record.history if key in entry and is_finite(entry[key])}
+    points = {entry["step"]: entry[key] for entry in history(record) if key in entry and is_finite(entry[key])}
     steps = sorted(points)
-    return Curve(name, steps, [points[step] for step in steps], marked)
+    return Curve(name, steps, [points[step] for step in steps])
 
 
 def losses(record: RunRecord) -> list[Curve]:
@@ -93,7 +125,7 @@ def losses(record: RunRecord) -> list[Curve]:
     for key in metric_names(record):
         if key.endswith("_loss"):  # eval_loss is "evaluation", eval_test_loss is "test"
             name = key.removesuffix("_loss").removeprefix("eval_").replace("eval", "evaluation").replace("_", " ")
-            curves.append(logged(record, key, name, marked=True))
+            curves.append(logged(record, key, name))
     return curves
 
 
@@ -104,19 +136,33 @@ def metric_names(record: RunRecord) -> list[str]:
         if "loss" in entry or "train_runtime" in entry:
             continue
         for name in entry:
-            if name not in ("step", "epoch", "num_input_tokens_seen") and not name.endswith(_SPEEDS):
+            if name not in ("step", "epoch", "num_input_tokens_seen") and not name.endswith(_NO_METRICS):
                 names[name] = None
     return list(names)
+
+
+def scores(record: RunRecord) -> list[str]:
+    """Returns the names of metrics that training does not log too, as it does losses and TRL's entropy."""
+    in_training = {name for entry in record.history if "loss" in entry for name in entry}
+    return [
+        name
+        for name in metric_names(record)
+        if name.removeprefix("eval_") not in in_training and not name.endswith("_loss")
+    ]
 
 
 def metric_charts(record: RunRecord) -> list[Chart]:
     """Returns a chart for the metrics between 0 and 1, and one for each of the others."""
     keys = [key for key in metric_names(record) if not key.endswith("_loss")]
-    curves = [logged(record, key, key.removeprefix("eval_").replace("_", " "), marked=True) for key in keys]
+    curves = [logged(record, key, key.removeprefix("eval_").replace("_", " ")) for key in keys]
     curves = [curve for curve in curves if len(curve.x) > 1]
     shares = [curve for curve in curves if all(0 <= value <= 1 for value in curve.y)]
-    others = [curve for curve in curves if curve not in shares]
-    return [Chart("Metrics", shares[:8]), *(Chart(curve.name, [replace(curve, name="")]) for curve in others[:6])]
+    others = [curve for curve in curves if curve not in shares][:6]
+    important = {name.removeprefix("eval_").replace("_", " ") for name in scores(record)}
+    return [
+        Chart("Metrics", shares[:8]),
+        *(Chart(curve.name, [replace(curve, name="")], small=curve.name not in important) for curve in others),
+    ]
 
 
 def rates(record: RunRecord, column: int, factor: float) -> Curve:
@@ -177,10 +223,12 @@ def compared_charts(records: Sequence[RunRecord]) -> list[Chart]:
         for chart in charts(record):
             for curve in chart.curves:
                 title = f"{chart.title}, {curve.name}" if curve.name else chart.title
-                shared = together.setdefault(chart.title, {}).setdefault(title, replace(chart, title=title, curves=[]))
-                shared.log = shared.log and chart.log
+                shared = together.setdefault(chart.title, {}).setdefault(
+                    title, replace(chart, title=title, curves=[], best=None)
+                )
+                shared.log, shared.small = shared.log and chart.log, shared.small and chart.small
                 shared.curves.append(replace(curve, name=record.name, color=position))
-    return [chart for group in together.values() for chart in group.values()]
+    return arranged([chart for group in together.values() for chart in group.values()])
 
 
 def thinned(curve: Curve, most: int) -> Curve:

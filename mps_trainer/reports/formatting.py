@@ -9,7 +9,7 @@ from .record import is_finite, is_number
 
 
 def number(value: Any) -> str:
-    """Returns four significant digits; whole numbers with all of theirs."""
+    """Returns four significant digits, as "2.5e-4" below a thousandth; whole numbers have all of theirs."""
     if not is_number(value):
         return str(value)
     if not is_finite(value):
@@ -19,7 +19,13 @@ def number(value: Any) -> str:
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.4g}" if size >= 1e-3 else f"{value:.3g}"
+    return f"{value:.4g}" if size >= 1e-3 else scientific(value)
+
+
+def scientific(value: float) -> str:
+    """Returns "2.5e-4" for 0.00025."""
+    digits, _, power = f"{value:.2e}".partition("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ..utils.documentation import page as page_of_documentation
 from ..version import __version__
@@ -23,7 +23,15 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
+
+
+def _breakable(name: str) -> Markup:
+    """Returns a name that a browser may break after an underscore."""
+    return escape(name).replace("_", Markup("_<wbr>"))
+
+
 _TEMPLATES.filters |= {
+    "breakable": _breakable,
     "number": formatting.number,
     "duration": formatting.duration,
     "date": formatting.date,

@@ -1,4 +1,4 @@
-"""Computes what a page shows in words and numbers: headline, facts, and the values of the tables. No markup."""
+"""Computes what a page shows in words and numbers: main metric, tiles, facts and tables. No markup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..devices.facts import PACKAGES, machine_line, system_line
 from ..utils.text import counted, format_bytes
 from . import curves
-from .formatting import date, duration, metric_name, number
+from .formatting import date, duration, metric_name, number, percentage, scientific
 from .record import (
     FAILED,
     FINISHED,
@@ -27,7 +27,6 @@ from .record import (
 
 Row = tuple[str, ...]
 
-_TILES = 6  # metrics in the headline
 _TRAINING_LOSS, _MEAN_LOSS = "training loss", "mean training loss"
 
 
@@ -97,36 +96,83 @@ def throughput(record: RunRecord) -> tuple[float, str] | None:
     if (whole := _last(record, "train_samples_per_second")) is not None:
         more = "" if median is None else f"; median between logs {number(median)}"
         is_resumed = len(record.sessions) > 1 or _since(record)
-        return whole, f"samples/s of the {'last session' if is_resumed else 'whole run'}{more}"
-    return None if median is None else (median, "samples/s, median between logs")
+        return whole, f"of the {'last session' if is_resumed else 'whole run'}{more}"
+    return None if median is None else (median, "median between logs")
 
 
-def headline(record: RunRecord) -> list[Row]:
-    """Returns metrics, loss, time, speed and memory: each with label, value and an explanation."""
-    metrics = list(final_metrics(record).items())[:_TILES]
-    tiles: list[Row] = [(metric_name(name), number(value), _explanation(record, name)) for name, value in metrics]
+def main_metric(record: RunRecord) -> str | None:
+    """Returns the name of the metric that the page shows first, or the name of a loss, or None.
+
+    It is the metric that chooses the best checkpoint, or else the first one that training does not log too.
+    """
+    names, watched = curves.metric_names(record), _watched(record)
+    if watched in names and not watched.endswith("_loss"):
+        return watched
+    losses = [name for name in names if name.endswith("_loss")]
+    training = [name for name in ("loss", "train_loss") if _last(record, name) is not None]
+    return next(iter([*curves.scores(record), *losses, *training]), None)
+
+
+def _watched(record: RunRecord) -> str:
+    """Returns the name in the log of the metric that chooses the best checkpoint."""
+    return "eval_" + str(record.best.get("name") or "").removeprefix("eval_")
+
+
+def hero(record: RunRecord) -> Row | None:
+    """Returns label, value and explanation of the main metric: of the model that is kept, the best or the last."""
+    name = main_metric(record)
+    if name is None:
+        return None
+    if name in ("loss", "train_loss"):
+        label = _TRAINING_LOSS if name == "loss" else _MEAN_LOSS
+        return label, number(_last(record, name)), _explanation_of_loss(record) if name == "loss" else ""
+    points = _by_step(record, name)
+    last, best = max(points), curves.best_step(record)
+    best_step = best[0] if best and best[0] in points and name in (_watched(record), "eval_loss") else None
+    if best_step is None:
+        return metric_name(name), number(points[last]), f"last evaluation, step {number(last)}"
+    if best_step == last:
+        return metric_name(name), number(points[last]), f"best and last evaluation, step {number(last)}"
+    best_text = f"{number(points[best_step])} at step {number(best_step)}"
+    last_text = f"{number(points[last])} at step {number(last)}"
+    if record.arguments.get("load_best_model_at_end") and record.outcome.get("kind") == FINISHED:
+        return (
+            metric_name(name),
+            number(points[best_step]),
+            f"best checkpoint, step {number(best_step)}; last {last_text}",
+        )
+    return metric_name(name), number(points[last]), f"last evaluation, step {number(last)}; best {best_text}"
+
+
+def _by_step(record: RunRecord, name: str) -> dict[float, float]:
+    return {entry["step"]: entry[name] for entry in curves.history(record) if name in entry}
+
+
+def tiles(record: RunRecord) -> list[Row]:
+    """Returns loss, time, speed and memory: each with label, value and an explanation."""
+    found: list[Row] = []
+    if main_metric(record) not in ("loss", "train_loss"):
+        if (loss := _last(record, "loss")) is not None:
+            found.append((_TRAINING_LOSS, number(loss), _explanation_of_loss(record)))
+        elif (loss := _last(record, "train_loss")) is not None:
+            found.append((_MEAN_LOSS, number(loss), ""))
     if record.seconds:
         count = len(record.sessions)
         explanation = f"in {count} sessions" if count > 1 else _since(record).strip()
-        tiles.append(("training time", duration(record.seconds), explanation))
+        found.append(("training time", duration(record.seconds), explanation))
     if (speed := throughput(record)) is not None:
-        tiles.append(("throughput", number(speed[0]), speed[1]))
+        found.append(("throughput", f"{number(speed[0])} samples/s", speed[1]))
     device = device_name(record) or "device"
     for column, name in ((LIVE, f"tensors on {device}"), (RESIDENT, "of the process")):
         marks = [mark for session in record.sessions for mark in session.marks]
         if sizes := [size for mark in marks if (size := mark[column]) is not None]:
-            return [*tiles, ("peak memory", format_bytes(max(sizes)), f"{name}, at logs")]
-    return tiles
+            return [*found, ("highest logged memory", format_bytes(max(sizes)), name)]
+    return found
 
 
-def _explanation(record: RunRecord, name: str) -> str:
-    """Returns the mean for the last training loss, the best value for the metric that chooses the checkpoint."""
-    if name == _TRAINING_LOSS:
-        mean = _last(record, "train_loss")
-        return "last logged" + ("" if mean is None else f"; mean of the run {number(mean)}")
-    watched = "eval_" + str(record.best.get("name") or "").removeprefix("eval_")
-    best = record.best.get("metric")
-    return f"best {number(best)}{_at_best_step(record)}" if name == watched and is_number(best) else ""
+def _explanation_of_loss(record: RunRecord) -> str:
+    mean = _last(record, "train_loss")
+    return "last logged" + ("" if mean is None else f"; mean of the run {number(mean)}")
 
 
 def _at_best_step(record: RunRecord) -> str:
@@ -134,15 +180,43 @@ def _at_best_step(record: RunRecord) -> str:
     return f" at step {number(step)}" if step else ""
 
 
-def metrics_logged_once(record: RunRecord) -> list[tuple[str, float, float]]:
-    """Returns name, value and step of the metrics that have neither a curve, being logged once, nor a tile."""
-    found, in_tiles = [], list(final_metrics(record))[:_TILES]
-    for name in curves.metric_names(record):
-        if name in in_tiles:
-            continue
-        logged = {entry["step"]: entry[name] for entry in record.history if name in entry}
-        found += [(metric_name(name), value, step) for step, value in logged.items() if len(logged) == 1]
-    return found
+def evaluation_table(record: RunRecord) -> tuple[list[str], list[Row]]:
+    """Returns head and rows of a table of all metrics in the best and in the last evaluation, which may be one column.
+
+    A metric that the last evaluation lacks has its last value, with the step.
+    """
+    names = sorted(curves.metric_names(record), key=lambda name: name.endswith("_loss"))
+    values = {name: _by_step(record, name) for name in names}
+    if not values:
+        return [], []
+    steps = {step for points in values.values() for step in points}
+    last, best = max(steps), curves.best_step(record)
+    reason = best[1].replace(" evaluation", "") if best else ""
+    head = f"last, step {number(last)}"
+    if best and best[0] == last and len(steps) > 1:
+        head = f"{reason} and {head}"
+    elif len(steps) == 1:
+        head = f"step {number(last)}"
+    is_apart = best is not None and best[0] != last and best[0] in steps
+    rows = []
+    for name, points in values.items():
+        latest = max(points)
+        cell = number(points[latest]) + ("" if latest == last else f" at step {number(latest)}")
+        before = [number(points[best[0]]) if best[0] in points else "–"] if best and is_apart else []
+        rows.append((metric_name(name), *before, cell))
+    return ["metric", *([f"{reason}, step {number(best[0])}"] if best and is_apart else []), head], rows
+
+
+def class_table(record: RunRecord) -> list[Row]:
+    """Returns name, examples, precision, recall and F1 of each class, from the confusion matrix."""
+    confusion, classes = record.classification.get("confusion") or [], record.classification.get("classes") or []
+    rows: list[Row] = []
+    for place, (name, counts) in enumerate(zip(classes, confusion, strict=False)):
+        hits, examples = counts[place], sum(counts)
+        predicted = sum(row[place] for row in confusion)
+        f1 = f"{2 * hits / (examples + predicted):.3f}" if examples + predicted else "–"
+        rows.append((name, number(examples), percentage(hits, predicted), percentage(hits, examples), f1))
+    return rows
 
 
 def origin(record: RunRecord) -> dict[str, str]:
@@ -188,7 +262,7 @@ def argument(value: Any) -> str:
     if value is None or value == "":
         return "–"
     if isinstance(value, float) and math.isfinite(value):
-        return f"{value:g}"
+        return scientific(value) if 0 < abs(value) < 1e-3 else f"{value:g}"
     return ", ".join(map(argument, value)) if isinstance(value, list) and value else str(value)
 
 

@@ -18,14 +18,27 @@ TEXT = ("string", "large_string")
 LONGEST = 2**31 - 1  # characters of a cell, which may be a whole book: Python's csv stops at 131,072
 
 
-def load_splits(name: str, seed: int = 42) -> tuple[Any, Any]:
+def load_splits(name: str, config: str | None = None, seed: int = 42) -> tuple[Any, Any]:
     """Returns the rows to train on and those to evaluate on.
 
     `name` is a file (see `read_table`), a folder with a file for each split, or a dataset on the hub. A tenth of the
     rows is held back if there is no split validation or test.
+
+    Args:
+        config: the configuration of a dataset that has several.
     """
-    instead = "Give a file, a folder, or a dataset on a hub that can be reached."
-    splits = {"train": read_table(Path(name))} if Path(name).is_file() else load_dataset(name, None, instead)
+    if Path(name).is_file():
+        if config is not None:
+            raise MisconfigurationException(
+                f"{name} is a file, and has no configurations: leave out --dataset_config_name {config}."
+            )
+        splits: Mapping[str, Any] = {"train": read_table(Path(name))}
+    else:
+        instead = (
+            "Give a file, a folder, or a dataset on a hub that can be reached, and --dataset_config_name for one with "
+            "several configurations."
+        )
+        splits = load_dataset(name, config, instead)
     if "train" not in splits:
         raise MisconfigurationException(f"{name} has no split train, but {', '.join(splits)}.")
     if held := [splits[split] for split in ("validation", "test") if split in splits]:
@@ -33,6 +46,24 @@ def load_splits(name: str, seed: int = 42) -> tuple[Any, Any]:
     with errors_about("dataset", name, "Give two rows or more, of which one is held back."):
         parts = splits["train"].train_test_split(0.1, seed=seed)
     return parts["train"], parts["test"]
+
+
+def sample(rows: Any, most: int | None, seed: int = 42) -> Any:
+    """Returns `most` rows, drawn at random, because many datasets are in the order of their labels; all for None."""
+    if most is None:
+        return rows
+    if most < 1:
+        raise MisconfigurationException(f"--max_train_samples and --max_eval_samples must be at least 1, not {most}.")
+    return rows.shuffle(seed=seed).select(range(min(most, len(rows))))
+
+
+def require_columns(rows: Any, flag: str, *names: str) -> None:
+    """Raises MisconfigurationException if `rows` lacks one of the columns, which the flag names."""
+    for name in names:
+        if name not in rows.column_names:
+            raise MisconfigurationException(
+                f"--{flag} {name}: there is no such column; the columns are {', '.join(rows.column_names)}."
+            )
 
 
 def load_dataset(name: str, config: str | None, instead: str, **source: Any) -> Mapping[str, Any]:
@@ -115,21 +146,43 @@ def _to_numbers(cells: list[str]) -> list[Any]:
     return [cell or None for cell in cells]
 
 
-def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...], list[str]]:
+def classified(
+    splits: Mapping[str, Any], text_column_names: str | None = None, label_column_name: str = "label"
+) -> tuple[dict[str, Any], tuple[str, ...], list[str]]:
     """Returns a classifier's splits, the one or two columns with text, and the names of the classes: none for scores.
 
     The column `label` then has the numbers of the classes, except in splits whose name begins with test.
+
+    Args:
+        text_column_names: one column, or two with a comma between them. Default: those that hold text.
+        label_column_name: the column that becomes `label`.
 
     Raises:
         MisconfigurationException: if there are no such columns, or labels that cannot be learned.
     """
     import datasets
 
+    given = tuple(name.strip() for name in (text_column_names or "").split(",") if name.strip())
+    if len(given) > 2 or label_column_name in given:
+        raise MisconfigurationException(
+            f"--text_column_names {text_column_names}: give one column or two, as in question,answer, without the "
+            "column of the labels."
+        )
     labelled = {name: rows for name, rows in splits.items() if not name.startswith("test")}
     for name, rows in labelled.items():
-        if "label" not in rows.column_names:
+        if label_column_name not in rows.column_names:
             names = ", ".join(rows.column_names)
-            raise MisconfigurationException(f"The {name} data has no column 'label'; its columns are {names}.")
+            raise MisconfigurationException(
+                f"The {name} data has no column {label_column_name!r}; its columns are {names}. Name the one with "
+                "labels: --label_column_name NAME."
+            )
+        if label_column_name != "label":
+            if "label" in given:
+                raise MisconfigurationException("Rename the column of texts that is called label.")
+            others = rows.remove_columns("label") if "label" in rows.column_names else rows
+            labelled[name] = others.rename_column(label_column_name, "label")
+    splits = {**splits, **labelled}
+    for name, rows in labelled.items():
         for number, value in enumerate(rows["label"], start=1):
             if value is None or (isinstance(value, float) and not math.isfinite(value)):
                 raise MisconfigurationException(f"The {name} data has no label in row {number}.")
@@ -138,12 +191,16 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     texts = tuple(name for name, kind in kinds.items() if kind in TEXT and name != "label")[:2]
     if kinds.get("sentence1") in TEXT and kinds.get("sentence2") in TEXT:
         texts = ("sentence1", "sentence2")
+    texts = given or texts
     if not texts:
         raise MisconfigurationException(f"No column beside 'label' has text; the columns are {', '.join(kinds)}.")
     for name, rows in splits.items():
         for column in texts:
             if getattr(rows.features.get(column), "dtype", None) not in TEXT:
-                raise MisconfigurationException(f"The {name} data has no text in the column {column!r}.")
+                names = ", ".join(rows.column_names)
+                raise MisconfigurationException(
+                    f"The {name} data has no text in the column {column!r}; its columns are {names}."
+                )
     # any other column would reach the model if it had an argument's name, such as position_ids
     numbered = {
         name: rows.select_columns([*texts, "label"] if name in labelled else list(texts))

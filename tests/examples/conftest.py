@@ -63,5 +63,15 @@ def write_images(folder: Path, name: str, count: int = 20) -> None:
             Image.new("RGB", (40, 40), tuple(each + i for each in colour)).save(path)
 
 
+def use_of(name: str, replaced: dict[str, str]) -> str:
+    """Returns the Python of the section "Use the model" in an example's README, with other paths."""
+    readme = (ROOT / "examples" / name / "README.md").read_text(encoding="utf-8")
+    code = readme.partition("## Use the model")[2].partition("```python\n")[2].partition("```")[0]
+    for path, other in replaced.items():
+        assert path in code
+        code = code.replace(path, other)
+    return code
+
+
 def read(path: Path) -> dict[str, object]:
     return json.loads(path.read_text())

@@ -78,8 +78,25 @@ def test_own_files_are_trained_on(run_glue, out, tmp_path, suffix, labels):
     if isinstance(labels[0], float):
         assert "eval_mse" in results
     else:
-        assert "eval_accuracy" in results
+        assert {"eval_accuracy", "eval_f1"} <= results.keys()
         assert predicted <= {str(label) for label in labels}
+
+
+def test_columns_of_a_table_are_named(run_glue, out, tmp_path):
+    (tmp_path / "rows.csv").write_text("review,note,label,kind\n" + "a boat,x,1,water\na house,y,2,land\n" * 10)
+    AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(EMBEDDED)).save_pretrained(tmp_path)
+    rows, command = tmp_path / "rows.csv", ["--tokenizer_name", EMBEDDED, "--model_name_or_path", tmp_path]
+    command += ["--train_file", rows, "--validation_file", rows, "--do_train", "--max_steps", 1]
+    status, _, errors = run_glue(*command, "--text_column_names", "review", "--label_column_name", "kind")
+    assert status == 0, errors
+    assert read(out / "config.json")["id2label"] == {"0": "land", "1": "water"}
+    for flag, says in (
+        ("--text_column_names", "no text in the column 'gone'"),
+        ("--label_column_name", "no column 'gone'"),
+    ):
+        status, _, errors = run_glue(*command, flag, "gone", "--overwrite_output_dir")
+        assert status == 2
+        assert says in errors
 
 
 def test_saved_model_is_evaluated_in_its_order_of_labels(run_glue, out, tmp_path):

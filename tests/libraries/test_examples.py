@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests import ROOT, run_python, run_with_two_workers
+from tests.examples.conftest import use_of
 
 from .test_libraries import missing
 from .tiny import chats, pairs, write_bert, write_llama
@@ -52,6 +53,14 @@ def test_language_model_learns_chats_and_resumes(tmp_path):
     before, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "out/merged"))
     changed = {name for name, weight in before.items() if not weight.equal(merged[name])}
     assert len(changed) == 14  # the seven linear layers of both blocks
+    use = use_of("language-modeling", {"/tmp/chat": "out", "max_new_tokens=100": "max_new_tokens=4"})
+    (tmp_path / "use.py").write_text(use)
+    used = run_python("use.py", cwd=tmp_path)
+    assert used.returncode == 0, used.stderr[-2000:]
+    assert used.stdout.strip()
+    state = json.loads((tmp_path / "out" / "checkpoint-60" / "trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [50, 60]
+    assert state["best_global_step"] == 60
     done = train(tmp_path, "language-modeling", *words, "--max_steps", "62")
     assert "Resuming from the newest checkpoint in out" in done.stdout
     assert (tmp_path / "out" / "checkpoint-62").is_dir()
@@ -73,6 +82,69 @@ def test_wrong_data_is_refused_in_one_line(tmp_path, name, content, says):
     assert done.stderr.splitlines()[-1].startswith(f"train.py: error: rows.jsonl{says}")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "says"),
+    [
+        ("language-modeling", ["--text_column_name", "gone"], "--text_column_name gone: there is no such column;"),
+        ("language-modeling", ["--max_train_samples", "0"], "must be at least 1, not 0."),
+        ("language-modeling", ["--dataset_config_name", "de"], "leave out --dataset_config_name de."),
+        (
+            "sentence-embeddings",
+            ["--text_column_names", "a,gone"],
+            "--text_column_names gone: there is no such column;",
+        ),
+        ("sentence-embeddings", ["--max_eval_samples", "-3"], "must be at least 1, not -3."),
+        ("sentence-embeddings", ["--text_column_name", "a"], "Did you mean --text_column_names?"),
+    ],
+)
+def test_wrong_columns_and_caps_are_one_line(tmp_path, name, words, says):
+    write_llama(str(tmp_path / "model"))
+    (tmp_path / "rows.jsonl").write_text('{"a": "b", "text": "c"}\n' * 4)
+    done = train(tmp_path, name, "--model_name_or_path", "model", "--dataset_name", "rows.jsonl", *words)
+    assert done.returncode == 2
+    assert says in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["chats", "texts"])
+def test_chats_in_another_column_are_capped_and_a_long_run_is_announced(tmp_path, kind):
+    write_llama(str(tmp_path / "model"))
+    rows = [{"talk": chat if kind == "chats" else chat[0]["content"], "text": 7} for chat in chats()]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--model_name_or_path", "model", "--dataset_name", "rows.jsonl", "--text_column_name", "talk"]
+    words += ["--bf16", "False", "--max_train_samples", "16", "--max_eval_samples", "2"]
+    done = train(tmp_path, "language-modeling", *words, "--num_train_epochs", "1")
+    assert metric(done, "eval_loss") > 0
+    assert "take long" not in done.stdout
+    assert (tmp_path / "out" / "checkpoint-2").is_dir()  # 16 chats, eight in a step
+    words[words.index("16")] = "8"
+    words[words.index("model")] = "gone"
+    done = train(tmp_path, "language-modeling", *words, "--num_train_epochs", "2000")
+    said = "2000 epochs of 8 chats take long. For a first try add --max_train_samples 500 --num_train_epochs 1."
+    assert said in done.stdout
+
+
+def test_pairs_in_named_columns_are_capped_and_the_best_epoch_is_kept(tmp_path):
+    write_bert(str(tmp_path / "model"))
+    rows = [{"id": str(place), "b": pair["positive"], "a": pair["anchor"]} for place, pair in enumerate(pairs())]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--model_name_or_path", "model", "--dataset_name", "rows.jsonl", "--text_column_names", "a,b"]
+    words += ["--max_train_samples", "16", "--max_eval_samples", "2", "--per_device_train_batch_size", "4"]
+    done = train(tmp_path, "sentence-embeddings", *words, "--num_train_epochs", "2")
+    assert metric(done, "eval_cosine_accuracy@1") >= 0.5  # of two answers
+    state = json.loads((tmp_path / "out" / "checkpoint-8" / "trainer_state.json").read_text())
+    found = {
+        entry["step"]: entry["eval_cosine_accuracy@1"] for entry in state["log_history"] if "eval_runtime" in entry
+    }
+    assert found.keys() == {4, 8}
+    assert state["best_metric"] == max(found.values())
+    (tmp_path / "use.py").write_text(use_of("sentence-embeddings", {"/tmp/pairs": "out"}))
+    used = run_python("use.py", cwd=tmp_path)
+    assert used.returncode == 0, used.stderr[-2000:]
+    assert used.stdout.startswith("tensor([[")
 
 
 def test_embeddings_find_the_answers(tmp_path):

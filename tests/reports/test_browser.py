@@ -67,3 +67,26 @@ def test_a_page_of_a_run_that_goes_on_loads_itself_again(seen, record):
 
     assert 'data-again="yes"' in noted(run_page(record, 1))
     assert 'data-again="yes"' not in noted(run_page(record))
+
+
+HEAD = """<script>
+var size = function (name) { return parseFloat(getComputedStyle(document.querySelector(name)).fontSize); };
+var cell = document.querySelector(".matrix td.right").getBoundingClientRect();
+var small = document.querySelector(".third svg").getBoundingClientRect();
+document.body.dataset.hero = size(".hero dd") / size(".tile dd");
+document.body.dataset.square = Math.round(cell.width) + "x" + Math.round(cell.height);
+document.body.dataset.chart = Math.round(small.width);
+document.body.dataset.over = document.documentElement.scrollWidth - innerWidth;
+</script></body>"""
+
+
+@pytest.mark.parametrize(("width", "classes"), [(1200, 2), (500, 2), (1200, 20), (500, 20)])
+def test_main_metric_is_large_the_matrix_square_and_charts_of_few_points_are_small(seen, record, width, classes):
+    record.classification["classes"] = ["a_class_with_a_long_name"] * classes
+    record.classification["confusion"] = [[1234] * classes for _ in range(classes)]
+    drawn = seen(run_page(record).replace("</body>", HEAD), width=width)
+    assert drawn.console == []
+    assert float(probe(drawn, "hero")) > 2
+    assert len(set(probe(drawn, "square").split("x"))) == 1
+    assert int(probe(drawn, "chart")) <= 350
+    assert int(probe(drawn, "over")) <= 0

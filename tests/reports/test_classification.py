@@ -184,13 +184,29 @@ def test_nothing_is_kept_without_a_report(make_trainer, monkeypatch):
 def test_the_page_has_confusion_matrix_and_mistakes(record):
     page = run_page(record)
     rows = rows_of(page)
-    assert rows[0:3] == [["label", "no", "yes"], ["no", "7", "1"], ["yes", "3", "5"]]
-    assert rows[3:5] == [["text", "label", "predicted", "probability"], ["two words", "yes", "no", "0.97"]]
+    begin = rows.index(["label", "no", "yes"])
+    assert rows[begin - 1 : begin + 3] == [
+        ["", "predicted"], ["label", "no", "yes"], ["no", "788 %", "112 %"], ["yes", "338 %", "562 %"]
+    ]  # fmt: skip
+    assert rows[begin + 3 : begin + 6] == [
+        ["class", "examples", "precision", "recall", "F1"],
+        ["no", "8", "70 %", "88 %", "0.778"],
+        ["yes", "8", "83 %", "62 %", "0.714"],
+    ]
+    begin += 6
+    assert rows[begin : begin + 2] == [
+        ["text", "label", "predicted", "probability"],
+        ["two words", "yes", "no", "0.97"],
+    ]
     assert "4 of 16 examples were misclassified" in page
-    assert '<td class="number" style="--share:88%">7</td>' in page
+    assert '<td class="right" style="--share:88%">7<small>88 %</small></td>' in page
+    assert '<td class="wrong" style="--share:12%">1<small>12 %</small></td>' in page
     record.classification["mistakes"][0]["text"] = "<b>bold</b>"
     assert "<b>bold</b>" in Elements(run_page(record)).text
     record.classification["mistakes"][0]["text"] = ""
-    assert rows_of(run_page(record))[3:5] == [["row", "label", "predicted", "probability"], ["3", "yes", "no", "0.97"]]
+    assert rows_of(run_page(record))[begin : begin + 2] == [
+        ["row", "label", "predicted", "probability"],
+        ["3", "yes", "no", "0.97"],
+    ]
     record.classification = {}
     assert "Classification" not in run_page(record)

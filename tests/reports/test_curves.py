@@ -108,6 +108,11 @@ def series(figure):
     return found
 
 
+def titles_of(figure):
+    """Returns what the horizontal and the vertical axis mean."""
+    return [text.text for text in ElementTree.fromstring(figure).iter(f"{SVG}text") if text.get("class") == "title"]
+
+
 def labels(figure, axis):
     groups = ElementTree.fromstring(figure).iter(f"{SVG}g")
     groups = [group for group in groups if f"axis {axis}" in (group.get("class") or "")]
@@ -124,6 +129,7 @@ def test_each_curve_has_a_text_at_each_point_and_a_logarithmic_axis_over_many_po
         "series curve color-1 dash-0": (["evaluation, step 2: 0.8", "evaluation, step 4: 0.6"], 1),
     }
     assert labels(figure, "x") == ["0", "1", "2", "3", "4"]
+    assert titles_of(figure) == ["step", "loss"]
     record.history[0]["loss"] = 900.0
     loss = curves.charts(record)[0]
     assert loss.log
@@ -139,10 +145,59 @@ def test_each_curve_has_a_text_at_each_point_and_a_logarithmic_axis_over_many_po
         ([12.0, 118.0], ["0", "50", "100", "150"]),
         ([0.9, 0.9000000000000001], ["0.8", "0.85", "0.9", "0.95", "1"]),  # pygal would never end
         ([0.0, 5e-324], ["-1", "-0.5", "0", "0.5", "1"]),
+        ([0.0, 1e-3], ["0", "2.5e-4", "5e-4", "7.5e-4", "1e-3"]),
+        ([5.74522, 5.74538], ["5.7452", "5.74525", "5.7453", "5.74535", "5.7454"]),
     ],
 )
 def test_all_points_are_between_the_first_and_the_last_line_of_the_grid(values, lines):
     assert labels(charts.draw_curves(Chart("x", [Curve("", [0, 1], values)]), 1), "y") == lines
+
+
+def test_steps_have_whole_labels_that_are_easy_to_read():
+    def ticks(last_step):
+        return labels(charts.draw_curves(Chart("x", [Curve("", [0, last_step], [0.0, 1.0])]), last_step), "x")
+
+    assert ticks(3) == ["0", "1", "2", "3"]
+    assert ticks(12) == ["0", "3", "6", "9", "12"]
+    assert ticks(115) == ["0", "25", "50", "75", "100"]
+    assert ticks(5900) == ["0", "2,000", "4,000"]
+
+
+def test_an_axis_without_a_zero_has_one_line_at_the_bottom():
+    """pygal draws another one a few pixels below."""
+    for values in ([0.6, 0.7], [0.0, 1.0]):
+        figure = charts.draw_curves(Chart("x", [Curve("", [0, 1], values)]), 1)
+        (axis,) = (
+            group for group in ElementTree.fromstring(figure).iter(f"{SVG}g") if "axis y" in (group.get("class") or "")
+        )
+        assert len(list(axis.iter(f"{SVG}path"))) == len(labels(figure, "y"))
+
+
+def test_charts_of_few_points_are_small_and_an_odd_large_one_is_wide(record):
+    assert all(chart.small for chart in curves.charts(record))
+    for step in range(5, 9):
+        record.history.insert(-1, {"loss": 0.3, "learning_rate": 1e-5, "grad_norm": 1.0, "step": step})
+    found = {chart.title: (chart.small, chart.wide) for chart in curves.charts(record)}
+    assert found["Loss"] == (False, True)
+    assert {found[name] for name in found if name != "Loss"} == {(True, False)}
+    for step in range(5, 10):
+        record.history.insert(-1, {"eval_accuracy": 0.5, "step": step})
+    found = {chart.title: (chart.small, chart.wide) for chart in curves.charts(record)}
+    assert (found["Loss"], found["Metrics"]) == ((False, False), (False, False))
+
+
+def test_a_curve_of_many_evaluations_has_no_marks():
+    for count, marked in ((40, True), (41, False)):
+        figure = charts.draw_curves(Chart("x", [Curve("", list(range(count)), [1.0] * count)]), count)
+        assert ("unmarked" in figure) is not marked
+
+
+def test_what_trl_logs_in_training_too_is_no_score(record):
+    for entry in record.history:
+        prefix = "eval_" if "eval_loss" in entry else ""
+        entry |= {f"{prefix}entropy": 5.0, f"{prefix}num_tokens": 7.0} if "train_runtime" not in entry else {}
+    assert curves.scores(record) == ["eval_accuracy"]
+    assert curves.metric_names(record) == ["eval_loss", "eval_accuracy", "eval_entropy"]
 
 
 def test_the_best_step_is_that_of_the_best_checkpoint_or_of_the_lowest_evaluation_loss(record):
@@ -168,7 +223,8 @@ def test_throughput_is_drawn_over_time_and_padding_above_the_real_tokens(record)
     drawn = charts.draw_curves(throughput, 4, charts.breaks_of(record))
     texts = ["1.0 s: 8 samples/s", "2.0 s: 8 samples/s", "7.0 s: 8 samples/s"]
     assert series(drawn)["series curve color-0 dash-0"][0] == texts
-    assert labels(drawn, "x")[-1].endswith(" s")
+    assert labels(drawn, "x") == ["0", "2", "4", "6"]
+    assert titles_of(drawn) == ["training time, s", "samples/s"]
     drawn = series(charts.draw_padding(record.data["padded"]))
     assert drawn["series color-0"][0] == ["50 real tokens", "100 real tokens"]
     assert drawn["series padding"][0] == ["14 padding tokens", "28 padding tokens"]

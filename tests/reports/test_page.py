@@ -55,6 +55,10 @@ def charts_of(text):
     return dict(zip(found, re.findall(r"<svg .*?</svg>", text, re.DOTALL), strict=True))
 
 
+def axes_of(svg):
+    return re.findall(r'class="title"[^>]*>([^<]*)<', svg)
+
+
 def test_charts_have_no_style_script_or_name_of_their_own(record):
     found = charts_of(run_page(record))
     assert {"Loss", "Metrics", "Throughput", "Memory", "Time line", "Tokens of an epoch"} <= found.keys()
@@ -85,7 +89,7 @@ def test_a_metric_too_large_to_be_drawn_is_a_number(record):
     record.history = [{"step": step, "eval_perplexity": math.exp(350 + step)} for step in (1, 9)]
     page = run_page(record)
     assert f"{math.exp(359)}"[:40] in page
-    assert "<h2>Perplexity" not in page
+    assert "<h3>perplexity" not in page
 
 
 def test_runs_are_compared_by_metrics_arguments_and_surroundings(data):
@@ -106,7 +110,10 @@ def test_runs_are_compared_by_metrics_arguments_and_surroundings(data):
         ["packages", "mps_trainer 0.1, torch 2.13", "mps_trainer 0.1, torch 2.14", "?"],
     ]
     assert "Not known of bare." in page
+    assert axes_of(charts_of(page)["Metrics, accuracy"]) == ["step", "accuracy"]
     loss = charts_of(page)["Loss, training"]
+    assert axes_of(loss) == ["step", "loss"]
+    assert "break" not in loss  # the best step is that of one run
     assert set(re.findall(r"curve (color-\d)", loss)) == {"color-0", "color-1", "color-2"}
 
 

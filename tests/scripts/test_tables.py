@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.scripts.tables import classified, load_splits, read_table
+from mps_trainer.scripts.tables import classified, load_splits, read_table, require_columns, sample
 from tests.conftest import refusal
 
 datasets = pytest.importorskip("datasets")
@@ -112,6 +112,51 @@ def test_splits_of_a_folder_stay_as_they_are(tmp_path, write, monkeypatch):
     write("data/test.jsonl", lines(3))
     train, held = load_splits(str(tmp_path / "data"))
     assert (len(train), len(held)) == (40, 3)
+
+
+def test_a_configuration_of_a_dataset_is_picked(tmp_path, write, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("de", "en"))
+    write("data/README.md", f"---\nconfigs:\n{configs}---\n")
+    write("data/de.jsonl", lines(20))
+    write("data/en.jsonl", lines(40))
+    folder = str(tmp_path / "data")
+    assert [len(load_splits(folder, name)[0]) for name in ("de", "en")] == [18, 36]
+    for name in (None, "fr"):
+        said = refusal(load_splits, folder, name)
+        assert "'de', 'en'" in said
+        assert "--dataset_config_name" in said
+    assert "leave out --dataset_config_name de" in refusal(load_splits, str(tmp_path / "data/de.jsonl"), "de")
+
+
+def test_a_sample_is_drawn_at_random_and_the_same_each_time():
+    rows = datasets.Dataset.from_dict({"n": range(100)})
+    first, again = sample(rows, 10), sample(rows, 10)
+    assert first["n"][:] == again["n"][:] != list(range(10))
+    assert len(set(first["n"])) == 10
+    assert [len(sample(rows, most)) for most in (1, 100, 200, None)] == [1, 100, 100, 100]
+    assert "must be at least 1, not 0" in refusal(sample, rows, 0)
+
+
+def test_a_missing_column_is_refused_with_those_that_there_are():
+    rows = datasets.Dataset.from_dict({"a": [1], "b": [2]})
+    require_columns(rows, "text_column_names", "a", "b")
+    said = refusal(require_columns, rows, "text_column_names", "a", "c")
+    assert said == "--text_column_names c: there is no such column; the columns are a, b."
+
+
+def test_a_classifiers_columns_may_have_other_names():
+    table = datasets.Dataset.from_dict(
+        {"label": ["x", "y"] * 2, "text": ["a"] * 4, "q": ["b"] * 4, "kind": [7, 8] * 2}
+    )
+    numbered, texts, labels = classified({"train": table, "test": table.remove_columns("kind")}, " q,text ", "kind")
+    assert (texts, labels) == (("q", "text"), ["7", "8"])
+    assert numbered["train"].column_names == ["q", "text", "label"]
+    assert numbered["train"]["label"][:] == [0, 1, 0, 1]
+    assert numbered["test"].column_names == ["q", "text"]
+    assert "no text in the column 'kind'" in refusal(classified, {"train": table}, "kind")
+    assert "is called label" in refusal(classified, {"train": table}, "label", "kind")
 
 
 def splits(test=None, **columns):
