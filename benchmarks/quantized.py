@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .benchmark import Benchmark, Entry, Figure, Options, Plan
-from .language import MIB, highest
+from .language import MIB
 from .overhead import milliseconds_per_step
 from .worker import measure_in_process
 
@@ -19,9 +19,9 @@ LENGTH = 256  # tokens of a text
 
 
 def plan(options: Options) -> Plan:
-    settings = {"steps": 6, "warm_up": 2, "layers": 8, "width": 1024, "counted_steps": 12}
+    settings = {"steps": 6, "warm_up": 2, "layers": 8, "width": 1024, "counted_steps": 8}
     if options.quick:
-        settings = {"steps": 3, "warm_up": 1, "layers": 2, "width": 64, "counted_steps": 8}
+        settings = {"steps": 3, "warm_up": 1, "layers": 2, "width": 128, "counted_steps": 8}
     absent = {} if importlib.util.find_spec("bitsandbytes") else {"nf4": "bitsandbytes is not installed"}
     entries = {
         name: Entry(label, partial(_run, name, settings)) for name, label in LABELS.items() if name not in absent
@@ -31,17 +31,15 @@ def plan(options: Options) -> Plan:
 
 def _run(peer: str, settings: dict[str, Any], round_: int) -> dict[str, Any]:
     of_step = {name: value for name, value in settings.items() if name != "counted_steps"}
+    counted = {**of_step, "steps": settings["counted_steps"], "layers": 2, "width": settings["width"] // 2}
     measured = measure_in_process("quantized", peer=peer, **of_step)
-    if round_ == 0:  # counts are the same each time
-        counted = {**of_step, "steps": settings["counted_steps"], "layers": 2, "width": 64}
-        measured |= measure_in_process("quantized", peer=peer, **counted, counts=True)
-    return measured
+    return measured | measure_in_process("quantized", peer=peer, **counted, counts=True)
 
 
 def measure(
     peer: str, steps: int, warm_up: int, layers: int, width: int, folder: str, counts: bool = False
 ) -> dict[str, Any]:
-    """Returns time and memory of a step on the CPU; with `counts`, its operators and waits on the simulated device."""
+    """Returns the time of a step on the CPU; with `counts`, operators, waits and memory on the simulated device."""
     if not counts:
         return _measure_step(_adapted(peer, layers, width, folder), steps, warm_up, folder)
     from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
@@ -113,27 +111,31 @@ def _measure_step(model: Any, steps: int, warm_up: int, folder: str) -> dict[str
             begun.append(time.process_time())
 
     arguments = _arguments(folder, steps, use_cpu=True, gradient_checkpointing=True)
-    trainer = mps_trainer.Trainer(model, arguments, train_dataset=_texts(steps), callbacks=[Clock()])
-    start = highest()
-    result = trainer.train()
+    result = mps_trainer.Trainer(model, arguments, train_dataset=_texts(steps), callbacks=[Clock()]).train()
     return {
         "milliseconds": milliseconds_per_step(begun, warm_up),
         "weights_mib": sum(each.numel() * each.element_size() for each in model.parameters()) / MIB,
-        "mib": (highest() - start) / MIB,
         "learned": {"steps": result.global_step},  # losses differ: each peer rounds the weights in its own way
     }
 
 
 def _count_step(device: Any, model: Any, steps: int, folder: str) -> dict[str, Any]:
+    import torch
+
     import mps_trainer
 
     from .simulated import _counted
 
     def train(model: Any, rows: Any) -> None:
-        mps_trainer.Trainer(model, _arguments(folder, steps), train_dataset=rows).train()
+        trainer = mps_trainer.Trainer(
+            model, _arguments(folder, steps, gradient_checkpointing=True), train_dataset=rows
+        )
+        torch.accelerator.reset_peak_memory_stats()
+        trainer.train()
 
     _, counts = _counted(device, train, model, _texts(steps))
-    return {"operators": counts["operators"], "blocking_reads": counts["blocking_reads"]}
+    peak = torch.accelerator.max_memory_allocated() / MIB
+    return {"operators": counts["operators"], "blocking_reads": counts["blocking_reads"], "peak_mib": peak}
 
 
 BENCHMARK = Benchmark(
@@ -141,9 +143,9 @@ BENCHMARK = Benchmark(
     figures=(
         Figure("milliseconds", "processor ms a step", digits=0, ratio=True, chart=True),
         Figure("weights_mib", "MiB of weights", digits=0, ratio=True, chart=True),
-        Figure("mib", "MiB above the start, in a step", digits=0, ratio=True),
-        Figure("operators", "operators, two layers, simulated mps", digits=0, ratio=True),
+        Figure("operators", "operators, two layers of half the width, simulated mps", digits=0, ratio=True),
         Figure("blocking_reads", "blocking syncs", digits=0),
+        Figure("peak_mib", "MiB in a step, same model", digits=0, ratio=True),
     ),
     plan=plan,
     rounds=3,

@@ -238,6 +238,17 @@ TABLES = {
             ("all weights: blocking syncs of a step, same model", middle("full_blocking_reads", 0)),
         ),
     ),
+    "quantized": Table(
+        "docs/peft.md",
+        {"plain": "32 bits", "mlx": "MLX's format", "nf4": "nf4 of bitsandbytes"},
+        (
+            ("memory of the weights, relative", over("plain", "weights_mib")),
+            ("processor time of a step, relative", over("plain", "milliseconds")),
+            ("operators of a step on simulated mps, two layers", middle("operators", 0)),
+            ("peak memory of the same step, relative", over("plain", "peak_mib")),
+            ("blocking syncs of the same step", middle("blocking_reads", 0)),
+        ),
+    ),
     "options": Table(
         "docs/speed.md",
         {
