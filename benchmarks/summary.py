@@ -1,4 +1,4 @@
-"""The summary tables: a short one for README, and all rows for docs/speed.md and benchmarks/results/README.md.
+"""The summary tables: a short one for README, all rows for docs/speed.md and benchmarks/results/README.md, and TABLES.
 
 `python -m benchmarks.summary` writes them from the JSON files in benchmarks/results.
 """
@@ -134,6 +134,7 @@ ROWS = (
         middle("padding", 2),
         BUCKETS,
     ),
+    Row("shapes of batches in that epoch", "mrpc", middle("distinct_shapes", 0), BUCKETS),
     Row(
         "MRPC dev accuracy, {epochs} in bfloat16, mean ± standard deviation of {rounds} seeds",
         "learning",
@@ -192,6 +193,85 @@ SHORT_ROWS = (  # MRPC's rows show the import alone, then more arguments
         over("transformers", "full_mib"),
     ),
 )
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of one benchmark on a page of the documentation: a column for each entry, a row for each figure.
+
+    Attributes:
+        columns: their names, by entry.
+        rows: their labels, each with the cell for an entry.
+    """
+
+    page: str
+    columns: dict[str, str]
+    rows: tuple[tuple[str, Cell], ...]
+
+
+TABLES = {
+    "attention": Table(
+        "docs/long-texts.md",
+        {"torch": "torch's attention", "ours": "in blocks"},
+        tuple(
+            (f"{tokens:,} tokens: processor time, relative", over("torch", f"milliseconds_{tokens}"))
+            for tokens in (1024, 4096)
+        ),
+    ),
+    "padding": Table(
+        "docs/padding.md",
+        {"transformers": "transformers", "padded": "`padding_free=False`", "ours": "without padding"},
+        (
+            ("MiniLM on MRPC, batches of 16: processor time of a step", over("transformers", "mrpc16_milliseconds")),
+            ("the same, batches of 32", over("transformers", "mrpc32_milliseconds")),
+            ("Llama on chats, batches of 8: processor time of a step", over("transformers", "chats_milliseconds")),
+            ("the same, peak memory of a step", over("transformers", "chats_mib")),
+        ),
+    ),
+    "language": Table(
+        "docs/speed.md",
+        {"transformers": "transformers", "ours": "mps_trainer"},
+        (
+            ("all weights: peak memory above the start, MiB", middle("full_mib", 0)),
+            ("LoRA: the same", middle("lora_mib", 0)),
+            ("all weights: processor time of a step, relative", over("transformers", "full_milliseconds")),
+            ("LoRA: the same", over("transformers", "lora_milliseconds")),
+            ("all weights: operators of a step on simulated mps, two layers", middle("full_operators", 0)),
+            ("LoRA: the same", middle("lora_operators", 0)),
+            ("all weights: blocking syncs of a step, same model", middle("full_blocking_reads", 0)),
+        ),
+    ),
+    "options": Table(
+        "docs/speed.md",
+        {
+            "plain": "without",
+            "bf16": "`bf16`",
+            "torch_compile": "`torch_compile`",
+            "gradient_checkpointing": "`gradient_checkpointing`",
+            "pad_to_max_length": "`--pad_to_max_length`",
+        },
+        (
+            ("time of training, relative", over("plain", "training_seconds")),
+            ("peak memory of the process, relative", over("plain", "peak_rss_mib")),
+        ),
+    ),
+}
+
+
+def markers(name: str) -> tuple[str, str]:
+    """Returns the lines before and after the table of a benchmark."""
+    return f"<!-- benchmark {name} -->\n", f"<!-- end of benchmark {name} -->\n"
+
+
+def table_of(name: str, results: dict[str, Result]) -> str:
+    """Returns a table of TABLES between its markers, with a line that says where and when it was measured."""
+    table, result, (begin, end) = TABLES[name], results[name], markers(name)
+    lines = ["| | " + " | ".join(table.columns.values()) + " |", "| --- |" + " ---: |" * len(table.columns)]
+    lines += [
+        f"| {label} | {' | '.join(cell(result, entry) for entry in table.columns)} |" for label, cell in table.rows
+    ]
+    lines += ["", *textwrap.wrap(by_machine({name: result}), 119, break_on_hyphens=False)]
+    return begin + "\n".join(lines) + "\n" + end
 
 
 def measured(results: dict[str, Result], short: bool = False) -> list[tuple[Row, list[str]]]:
@@ -272,10 +352,9 @@ def of_accuracies(result: Result | None) -> str | None:
     return "The accuracies differ by more than the smaller standard deviation."
 
 
-def replaced(text: str, new: str) -> str:
+def replaced(text: str, new: str, begin: str = BEGIN, end: str = END) -> str:
     """Returns `text` with `new` in place of the block between the markers."""
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    return before + new + after
+    return text.split(begin)[0] + new + text.split(end)[1]
 
 
 def read(folder: Path = RESULTS) -> dict[str, Result]:
@@ -288,6 +367,11 @@ def main() -> None:
         page = ROOT / name
         page.write_text(replaced(page.read_text(encoding="utf-8"), block(results, short)), encoding="utf-8")
         print(page)
+    for name, table in TABLES.items():
+        page = ROOT / table.page
+        text = replaced(page.read_text(encoding="utf-8"), table_of(name, results), *markers(name))
+        page.write_text(text, encoding="utf-8")
+        print(page, name)
 
 
 if __name__ == "__main__":

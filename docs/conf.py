@@ -37,7 +37,8 @@ html_title = f"mps_trainer {__version__}"
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["deflist"]
-autodoc_typehints = "none"  # the signature has them in full already in the source; the text says what they mean
+autodoc_typehints = "signature"
+default_role = "code"  # docstrings put names between single backticks
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -386,8 +386,8 @@ class Trainer:
         """Returns the sizes of a run with the batches of `dataloader`; an override may set epochs and steps.
 
         Returns:
-            The epochs, the steps of an epoch, the examples of the dataset, those of all steps, those of a step in all
-            processes, the batches of an epoch, and the steps. For a stream of unknown length, an epoch has all steps.
+            The epochs, the steps of an epoch, the examples of the dataset, of all steps and of one step (in all
+            processes), the batches of an epoch, and the steps. For a stream of unknown length, an epoch has all steps.
 
         Raises:
             ValueError: for an empty dataset, or for a stream without `args.max_steps`.
@@ -459,10 +459,10 @@ class Trainer:
     ) -> Any:
         """Returns the loss of one batch, the mean over its items; with `return_outputs`, a pair of it and the outputs.
 
-        The Trainer weighs the losses of accumulated batches by their items. A loss of yours that is already normalised
-        over `num_items_in_batch`, the items of the whole update, needs `loss_is_scaled_for_ga = True`; one that is the
-        mean of its own batch, False. Where that is None, a loss that does not come from here counts as normalised if
-        the model takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as it does in transformers.
+        The Trainer weighs the losses of accumulated batches by their items. Set
+        `loss_is_scaled_for_ga = True` if your own loss is already divided by `num_items_in_batch`, the items of the
+        whole update, and False if it is the mean of its own batch. With None, your loss counts as divided if the model
+        takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as in transformers.
         """
         normalisation, settings = self._mt_normalisation, LossSettings.of(self)
         labels = inputs.pop("labels", None) if settings.takes_labels else None
@@ -596,7 +596,7 @@ class Trainer:
     # Tokens and operations
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Returns an estimate for forward and backward of a batch; 0 if the model or the batch does not tell enough.
+        """Returns an estimate for forward and backward of a batch; 0 if they cannot be counted.
 
         See `flos_per_token`.
         """
@@ -643,7 +643,7 @@ class Trainer:
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Returns the loader of `eval_dataset`, in its own order unless the arguments say otherwise.
 
-        It is the same one again where its workers stay alive.
+        Returns the same loader again if its workers stay alive.
 
         Args:
             eval_dataset: a dataset, the name of one in the dictionary that the Trainer has, or None for the Trainer's.

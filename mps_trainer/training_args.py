@@ -140,7 +140,7 @@ class TrainingArguments(
         return self.report and (self.report_to is checked or self.report_to not in ([], "none", ["none"]))
 
     def use_transformers_choices(self) -> None:
-        """Replaces enum members with those of transformers' classes, which must be loaded by now.
+        """Replaces enum members with members of transformers' classes, which must be loaded by now.
 
         They are these members from the start if transformers was loaded before the arguments were built.
         """
@@ -192,7 +192,7 @@ class TrainingArguments(
 
     @property
     def n_gpu(self) -> int:
-        """Returns the number of accelerators that this process uses: 1, or 0 on the CPU."""
+        """Returns the number of accelerators that this process uses, which is 1, or 0 on the CPU."""
         return 0 if self.decision.type == "cpu" else 1
 
     @property

@@ -1,6 +1,6 @@
 """`python -m tools.compiled_kernels`: kernels of small models' steps on mps, with and without torch.compile.
 
-Needs the simulated device and takes about two minutes. What it prints is the table of docs/faster.md.
+Needs the simulated device and takes about two minutes. What it prints is the table of docs/speed.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class AcceleratorConfig:
     """Holds the settings of the loaders. Those about several processes have no effect with one.
 
     Args:
-        split_batches: the batch size is that of all processes together.
+        split_batches: the batch size counts the examples of all processes together.
         dispatch_batches: changes nothing: every process loads its own batches.
         even_batches: changes nothing: no example is used twice, and processes share the rest evenly.
         use_seedable_sampler: the order of an epoch follows from its number and a seed; otherwise it is drawn from

@@ -22,7 +22,7 @@ _Class = TypeVar("_Class", bound=type)
 
 @dataclass(frozen=True)
 class NotSupported:
-    """Refuses some values of a field that transformers has: `values`, or without them all but those of `unless`."""
+    """Refuses some values of a field of transformers: `values`, or all values outside `unless` if there are none."""
 
     why: str
     instead: str

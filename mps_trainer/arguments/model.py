@@ -29,10 +29,8 @@ class PrecisionArguments:
     activation_checkpointing_kwargs: dict | str | None = option(
         None, "Settings for torch.utils.checkpoint, as JSON. Default: use_reentrant false."
     )
-    gradient_checkpointing: bool = option(None, "transformers' name of activation_checkpointing.")
-    gradient_checkpointing_kwargs: dict | str | None = option(
-        None, "transformers' name of activation_checkpointing_kwargs."
-    )
+    gradient_checkpointing: bool = option(None, "Older name of activation_checkpointing.")
+    gradient_checkpointing_kwargs: dict | str | None = option(None, "Older name of activation_checkpointing_kwargs.")
     bf16_full_eval: bool = option(False, "Evaluate with weights in bfloat16 instead of autocast.")
     fp16_full_eval: bool = option(False, "Evaluate with weights in float16 instead of autocast.")
     tf32: bool | None = option(None, "Use TensorFloat-32 on cuda from Ampere on. [torch's setting]")

@@ -44,7 +44,7 @@ class Setter:
 
 
 class Setters:
-    """Methods with transformers' names and defaults, which are not always those of the fields."""
+    """Methods with transformers' names and defaults, which sometimes differ from the defaults of the fields."""
 
     set_training = Setter()
     set_evaluate = Setter()

@@ -72,7 +72,7 @@ def _trackers(args: TrainingArguments) -> list[TrainerCallback]:
 
 
 def close_display(callbacks: list[TrainerCallback], of_evaluation: bool = False) -> None:
-    """Ends the bars that are on the screen, or only those of an evaluation."""
+    """Ends the bars on the screen, or only the bars of an evaluation."""
     for callback in callbacks:
         if isinstance(callback, Display):
             callback.end_evaluation() if of_evaluation else callback.close()

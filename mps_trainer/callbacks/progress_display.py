@@ -96,6 +96,6 @@ def samples_per_second(speed: float) -> str:
 
 
 def memory_in_use(device: torch.device) -> str:
-    """Returns the memory of tensors on `device`, on the CPU that of the process, without waiting for the device."""
+    """Returns the memory of tensors on `device`, or of the process on the CPU, without waiting for the device."""
     live = psutil.Process().memory_info().rss if device.type == "cpu" else measure(device).live
     return "" if live is None else format_bytes(live)

@@ -98,7 +98,7 @@ def clear_left_overs(output_dir: str) -> None:
 def rotate(output_dir: str, limit: int | None, kept: set[str | None], stale: set[str]) -> None:
     """Removes the oldest checkpoints until `limit` are left. Keeps those in `kept`: the newest and the best.
 
-    `stale` ones, such as those of another run, are older than all of this run, whatever their steps.
+    `stale` ones, such as checkpoints of another run, are older than all of this run, whatever their steps.
     """
     if not limit:
         return

@@ -48,7 +48,7 @@ def rng_state(generators: Sequence[torch.Generator] = ()) -> dict[str, Any]:
 
 
 def set_rng(state: dict[str, Any], generators: Sequence[torch.Generator] = ()) -> None:
-    """Sets the generators that this machine has, and those of a loader, to `state`."""
+    """Sets the generators of this machine and of a loader to `state`."""
     for generator, own in zip(generators, state.get(_OF_LOADER, []), strict=False):
         generator.set_state(own)
     random.setstate(state["python"])
@@ -160,7 +160,7 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
     if made_by != size and rank == 0:
         logger.warning(
             "%s was written by %s, and this run has %d: weights, optimizer and step are restored, but random numbers "
-            "such as those of dropout differ. The epoch continues at the same batch, so examples repeat or are left "
+            "such as dropout's differ. The epoch continues at the same batch, so examples repeat or are left "
             "out unless batch size x processes x gradient_accumulation_steps is as it was, and even then if "
             "train_sampling_strategy orders them by length.",
             checkpoint, "1 process" if made_by == 1 else f"{made_by} processes", size,

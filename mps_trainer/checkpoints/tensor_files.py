@@ -57,7 +57,7 @@ class StoredTensor(torch.Tensor):
     """A tensor in a file. Only its shape and number format are in memory.
 
     `parameter.copy_(stored)` reads it block by block, so `load_state_dict` needs no second copy of the weights. Every
-    other operation, such as that of a hook, gets the whole tensor.
+    other operation, such as one in a hook, gets the whole tensor.
     """
 
     _file: _MappedFile

@@ -71,8 +71,8 @@ def _expected_states(
 ) -> dict[tuple, dict[str, Any]]:
     """Returns the state of a parameter after a step with the settings of `group`, by its shape and number format.
 
-    Only a step shows which entries an optimizer needs: those of Adamax and AdamW have the same settings, and
-    `amsgrad` adds an entry. Tensors with more than one element have no values, so the step computes nothing.
+    Only a step shows which entries an optimizer needs: Adamax and AdamW have the same settings, and `amsgrad`
+    adds an entry. Tensors with more than one element have no values, so the step computes nothing.
 
     Returns:
         {} for an optimizer that cannot step so: LBFGS needs a closure, Adafactor reads values.

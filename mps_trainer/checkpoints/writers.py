@@ -39,7 +39,7 @@ from .trainer_methods import TrainerMethods
 
 logger = logging.getLogger(__name__)
 
-_SHARE = 8  # a copy may take an eighth of the machine's memory, because training needs the rest
+_SHARE = 8  # a copy may take an eighth of the machine's memory, so that training still fits
 
 
 @dataclass(frozen=True)

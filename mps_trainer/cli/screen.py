@@ -141,10 +141,11 @@ def _limits(facts: MachineFacts) -> str:
     source = HIGH if HIGH in facts.environment else "memory_fraction"
     if high == 0:
         return f"none ({source}): an allocation on mps fails when the Mac has no more memory"
-    of = f", {format_bytes(high * facts.recommended_bytes)}" if facts.recommended_bytes else ""
-    given_back = f", unused memory is released past {low:.2f}" if low else ", unused memory is kept"
+    given_back = f"; unused memory is freed above {100 * low:.0f} %" if low else "; unused memory is kept"
     own = f" ({LOW})" if LOW in facts.environment else ""
-    return f"an allocation on mps fails past {high:.2g} of what Metal recommends{of} ({source}){given_back}{own}"
+    share = f"{100 * high:.3g} % of Metal's recommendation, {source}"
+    at = f"{format_bytes(high * facts.recommended_bytes)} ({share})" if facts.recommended_bytes else share
+    return f"allocations on mps fail above {at}{given_back}{own}"
 
 
 def _finding(number: int, finding: Finding, width: int) -> list[str]:

@@ -170,7 +170,7 @@ def _abort(process: subprocess.Popen[bytes]) -> None:
 def _end_what_it_left(process: subprocess.Popen[bytes], run: str) -> None:
     """Ends the workers of a process that has died, which hold memory for a while, and torchrun's processes.
 
-    These are in sessions of their own, and would train on beside those of the next start.
+    These are in sessions of their own, and would train on beside the processes of the next start.
     """
     import psutil
 

@@ -145,7 +145,7 @@ def padding_collator(
 
 
 def eval_dataset_named(given: Any, own: Any) -> tuple[str, Any]:
-    """Returns the key of an evaluation's loader, and the dataset: `given`, that of this name in `own`, or `own`.
+    """Returns the key of an evaluation's loader, and the dataset: `given`, `own[given]` if it is a name, or `own`.
 
     Raises:
         MisconfigurationException: if there is none.
@@ -192,7 +192,7 @@ def kept_or_made(
 
 
 def num_tokens(train_dl: DataLoader, max_steps: int | None = None) -> int:
-    """Returns the tokens in all batches' `input_ids`; with `max_steps`, those of the first batch times that many."""
+    """Returns the tokens in all batches' `input_ids`; with `max_steps`, the tokens of the first batch times that."""
     tokens = 0
     for batch in train_dl:
         if "input_ids" not in batch:

@@ -68,7 +68,7 @@ class EpochLoader(DataLoader):
     transfer: BatchTransfer | None = None  # moves the batches; None on the CPU
     rows: dict[tuple[int, int], Sequence[int]]  # the rows of the dataset, by epoch and number of the batch
     keeps_examples = False  # whether `examples` are kept, see `keep_examples`
-    examples: dict[tuple[int, int], list[Any]]  # those of a stream's batches, by epoch and number of the batch
+    examples: dict[tuple[int, int], list[Any]]  # of a stream's batches, by epoch and number of the batch
     _first = 0  # the number of the first batch to load, while `iterate_once` begins a pass
 
     def set_epoch(self, epoch: int) -> None:
@@ -391,7 +391,7 @@ def epoch_batches(loader: Any, epoch: int, skip: int = 0, load_skipped: bool = F
 def keep_examples(loader: Any) -> None:
     """Makes the loader of a stream keep the examples of batches that cannot be cut, for `load_in_parts`.
 
-    The owner of the loader deletes those of earlier updates from `loader.examples`.
+    The owner of the loader deletes the examples of earlier updates from `loader.examples`.
     """
     if isinstance(loader, EpochLoader) and isinstance(loader.dataset, IterableDataset):
         loader.keeps_examples = loader.batch_size is not None  # otherwise the stream gives whole batches

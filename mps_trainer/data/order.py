@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, Sampler, get_w
 
 
 def set_epoch(epoch: int, *receivers: Any) -> None:
-    """Calls set_epoch(epoch) on those of `receivers` that have it."""
+    """Calls set_epoch(epoch) of the receivers that have it."""
     for receiver in receivers:
         if callable(method := getattr(receiver, "set_epoch", None)):
             method(epoch)
@@ -66,8 +66,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         seed: seeds what a sampler draws from the global generators in epoch 0.
 
     Attributes:
-        filler_batches: the numbers, in this epoch, of batches that repeat an example of another process. They do not
-            count.
+        filler_batches: indices, in this epoch, of batches that repeat an example of another process. They are excluded
+            from the loss.
     """
 
     batches: Any

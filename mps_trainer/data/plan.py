@@ -22,7 +22,7 @@ class StepPlan:
     Args:
         batches_per_epoch: None for a stream of unknown length, whose epochs end when it does.
         updates_per_epoch: the last update of an epoch may have fewer batches than the others.
-        epochs: begun epochs, the last of which may stop early.
+        epochs: epochs started, rounded up; the last one may stop early.
     """
 
     batches_per_epoch: int | None

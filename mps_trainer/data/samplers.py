@@ -29,7 +29,7 @@ def train_sampler(
     """Returns the order of the training examples; None for a stream and a dataset without length.
 
     Args:
-        batch_size: batch size of the loader of one process; it may be smaller than that of `args`.
+        batch_size: batch size of the loader of one process; it may be smaller than in `args`.
 
     Raises:
         MisconfigurationException: for a strategy that this dataset, or several processes, cannot have.
@@ -122,7 +122,7 @@ class RememberedOrder(trainer_pt_utils.LengthGroupedSampler):
 
 
 def _rebalanced(lengths: list[int], update: int, accumulation: int, drop_last: bool) -> Sampler[list[int]]:
-    """Returns batches of differing size and equal cost; those of an update have `update` examples on average.
+    """Returns batches of differing size and equal cost, with `update` examples in an update on average.
 
     Raises:
         MisconfigurationException: for a release of transformers without them.

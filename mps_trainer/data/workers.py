@@ -1,6 +1,6 @@
 """Prepares the worker processes of a DataLoader: which signals they ignore, and which random numbers they draw.
 
-PyTorch seeds a worker once, when it starts. Workers that persist draw on from pass to pass, and those of a resumed run
+PyTorch seeds a worker once, when it starts. Workers that persist draw on from pass to pass. In a resumed run they
 would have to load every batch since the first to draw the same numbers. Nor do they learn of `set_epoch`.
 """
 

@@ -83,7 +83,7 @@ class MachineFacts:
     xpu_count: int = 0
     intel_gpus: int | None = None  # Linux lists them, whatever torch can see; None on other systems
 
-    environment: dict[str, str] = field(default_factory=dict)  # those of RECORDED_VARIABLES that are set
+    environment: dict[str, str] = field(default_factory=dict)  # the RECORDED_VARIABLES that are set
     fallback_when_torch_loaded: bool | None = None  # None: torch has not been loaded in this process
 
     world_size: int | None = None  # torchrun's WORLD_SIZE, or srun's; None when not set, and so below
@@ -95,7 +95,7 @@ class MachineFacts:
     torchelastic_restart_count: int | None = None
     slurm: bool = False  # the processes are a step of Slurm, from which the numbers above are
     mlx_launch: bool = False  # mlx.launch has started the processes, and the numbers above are from its variables
-    mlx: bool = False  # MLX is installed, over which several processes on mps exchange gradients; one does not ask
+    mlx: bool = False  # MLX is installed, over which several processes on mps exchange gradients; unknown for one
 
     # Only a report wants these: for_a_report() fills them in, gather_facts() leaves them unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"
@@ -108,7 +108,7 @@ class MachineFacts:
     nvidia_gpus: int | None = None  # NVIDIA's driver lists them, whatever torch can see; Linux only
     cache_folder: str | None = None
     cache_free_bytes: int | None = None
-    packages: dict[str, str] = field(default_factory=dict)  # versions of those of PACKAGES that are installed
+    packages: dict[str, str] = field(default_factory=dict)  # versions of the installed PACKAGES
 
     @property
     def fallback_set_too_late(self) -> bool:
@@ -249,8 +249,8 @@ def _platform_facts() -> dict[str, Any]:
 def macos_version(reported: str, darwin_release: str) -> str:
     """Returns the version of macOS, also where `platform.mac_ver()` tells an old program an old number.
 
-    A Python built with an SDK older than macOS 11 is told 10.16 for every later macOS, and one built with an SDK older
-    than macOS 26 is told 16 for 26 (cpython issue 135675). The Darwin kernel's release is not disguised: 21.4 is macOS
+    A Python built with an SDK older than macOS 11 sees 10.16 for every later macOS, and one built with an SDK older
+    than macOS 26 sees 16 for 26 (cpython issue 135675). The Darwin kernel's release is not disguised: 21.4 is macOS
     12.3, 22.1 is 13.0, 23.0 is 14.0, 24.0 is 15.0, 25.0 is 26.0.
     """
     if not reported.startswith(("10.16", "16.")) and reported not in ("", "16"):

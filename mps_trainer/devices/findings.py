@@ -63,7 +63,7 @@ class Finding:
 def findings(facts: MachineFacts) -> tuple[Finding, ...]:
     """Returns the findings about a machine: what keeps it from training on its best device first, notes last.
 
-    Within one severity the order is that of `CHECKS`, by what the remedy gains. () when all is well.
+    Within one severity they keep the order of `CHECKS`, by the gain of the remedy. () when all is well.
     """
     found = [finding for check in CHECKS for finding in check(facts)]
     if not any(finding.severity == ERROR for finding in found):
@@ -135,7 +135,7 @@ def _transformers(facts: MachineFacts) -> Iterator[Finding]:
         what = "transformers is not installed in this Python"
     else:
         what = f"transformers {version} is older than {oldest}, the oldest that this package takes"
-    # without packages nobody has looked
+    # without packages, they were not looked up
     if facts.packages and (version is None or () < parse_version(version) < MINIMUM_TRANSFORMERS):
         remedy = f"python -m pip install -U 'transformers>={oldest},<{MINIMUM_TRANSFORMERS[0] + 1}'"
         yield Finding("transformers", ERROR, what, f"install transformers: {remedy}")

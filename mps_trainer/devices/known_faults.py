@@ -184,7 +184,7 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         180201,
-        "gradients that are broadcast, as those of a sum, may come out as zeros",
+        "broadcast gradients, such as a sum's, may come out as zeros",
         "update macOS to 26.4 or later, or install torch 2.13 or later",
         torch_before=(2, 13),  # mended in April 2026, before 2.13 and perhaps before 2.12
         macos_from=(15, 0),
@@ -193,13 +193,13 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         180201,  # back in a beta of July; the check of pull request 180236 leaves macOS 26.4 and later out
-        "in a beta of macOS 27, gradients that are broadcast, as those of a sum, came out as zeros",
+        "in a beta of macOS 27, broadcast gradients, such as a sum's, came out as zeros",
         "end the loss with a mean and not with a sum, and see whether `mps-trainer selftest` finds it on your Mac",
         macos_from=(27, 0),
     ),
     KnownFault(
         187521,
-        "baddbmm with beta=0 passes on what is not a number in the tensor that it should ignore",
+        "baddbmm with beta=0 propagates NaNs from the input that it should ignore",
         "install torch 2.14 or later, or give it a tensor of zeros",
         torch_before=(2, 14),
         also=(187522, 194442),
@@ -321,7 +321,7 @@ def known_faults(
 def faults_to_warn_of(
     torch_version: str | None, macos_version: str | None, chip: str | None = None
 ) -> tuple[KnownFault, ...]:
-    """Returns those of `known_faults` that an ordinary run may meet."""
+    """Returns the known faults that an ordinary run may meet."""
     return tuple(fault for fault in known_faults(torch_version, macos_version, chip) if fault.warns)
 
 

@@ -136,7 +136,7 @@ def _wrong(environ: Mapping[str, str], name: str, why: str) -> MisconfigurationE
 def _mlx_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     """Returns torchrun's facts for a process of `mlx.launch`, and that it is one; {} for another or a single process.
 
-    The processes meet at the address of the first one, at the port before that of MLX or at `MASTER_PORT`.
+    The processes meet at the address of the first one, at the port before MLX's, or at `MASTER_PORT`.
     """
     name = _HOST_FILE if _HOST_FILE in environ else _RDMA
     if MLX_RANK not in environ or name not in environ:

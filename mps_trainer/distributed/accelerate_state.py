@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 
 def shared_state(device: torch.device, processes: int) -> PartialState:
-    """Returns Accelerate's `PartialState` for `device`, anew if that of earlier arguments says otherwise.
+    """Returns Accelerate's `PartialState` for `device`, a new one if earlier arguments made another.
 
     The process group has to exist by now.
     """

@@ -31,7 +31,7 @@ def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataPara
 def is_current(model: Any) -> bool:
     """Returns False for a replica that leaves out gradients: its model trains other parameters than when it was made.
 
-    It would not exchange those of parameters that were frozen then, and each process would have other weights.
+    It would not exchange the gradients of parameters that were frozen then, and each process would have other weights.
     """
     of_replica = getattr(model, "trained", ()) if isinstance(model, DistributedDataParallel) else ()
     return all(parameter.requires_grad == was for parameter, was in of_replica)

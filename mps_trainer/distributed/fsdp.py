@@ -134,7 +134,7 @@ def _by_class(model: nn.Module, names: list[str] | None) -> list[nn.Module]:
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Returns the modules with at least `least` parameters beside those of smaller such modules."""
+    """Returns the modules with at least `least` parameters, without counting smaller such modules inside."""
     from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 
     found: dict[nn.Module, None] = {}

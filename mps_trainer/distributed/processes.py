@@ -147,7 +147,7 @@ class Processes:
             found = everybodys.tolist()
             if found[:2] != expected:
                 raise DifferentExchangesError(
-                    f"This process exchanged the numbers of {place}, and another process those of another line."
+                    f"This process exchanged the numbers of {place}, and another process the numbers of another line."
                 )
             return found[2 : len(numbers) + 2]
 

@@ -222,7 +222,7 @@ def _model_in_eval_mode(trainer: EvaluatedTrainer, parts: EvaluationParts) -> nn
 def evaluate_each(
     trainer: EvaluatedTrainer, given: dict[str, Any] | None, prefix: str, **settings: Any
 ) -> dict[str, float]:
-    """Returns the metrics of all datasets of a dictionary, under names that begin with those of the datasets.
+    """Returns the metrics of all datasets of a dictionary, under names that begin with the dataset's.
 
     Args:
         given: the dictionary; None for the Trainer's.

@@ -1,4 +1,4 @@
-"""Reads the loss, labels and logits of a batch, and keeps those of all batches until metrics are computed."""
+"""Reads the loss, labels and logits of each batch, and keeps them until metrics are computed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Predictions:
     the host at once: a copy for each batch would wait for the device, and a join for each would copy all again.
 
     Args:
-        apart: do not join batches before `gather`, because those of other processes come between them.
+        apart: do not join batches before `gather`, because batches of other processes come between them.
     """
 
     def __init__(self, args: TrainingArguments, keep_outputs: bool = True, apart: bool = False) -> None:
@@ -90,7 +90,7 @@ class Predictions:
             self._to_host()
 
     def _check_alike(self, predictions: Any) -> None:
-        """Raises TypeError if the batch's predictions differ in kind from those of the first batch."""
+        """Raises TypeError if the batch's predictions differ in kind from the first batch's."""
         kind = _kind(predictions)
         self._first_kind = kind if self._first_kind is None else self._first_kind
         if kind != self._first_kind:

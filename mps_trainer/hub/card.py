@@ -146,7 +146,7 @@ def _device_lines(args: Any, log_history: list[dict[str, Any]], facts: MachineFa
 def _more_arguments(args: Any, epoch: float | None, model: Any) -> dict[str, Any]:
     """Returns facts that transformers' card leaves out: precision, adapters, and unusual settings."""
     autocast = "bfloat16 autocast" if args.bf16 else "float16 autocast"
-    more: dict[str, Any] = {"precision": autocast if args.bf16 or args.fp16 else "that of the weights, no autocast"}
+    more: dict[str, Any] = {"precision": autocast if args.bf16 or args.fp16 else "as the weights, no autocast"}
     if args.world_size > 1:
         more["distributed_type"] = _processes(args)  # it says multi-GPU whatever they train on
     if args.max_steps != -1:  # its card then has the steps alone

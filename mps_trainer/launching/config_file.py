@@ -39,7 +39,7 @@ _INSTEAD = {
     "fsdp_config": "give the script --fsdp and --fsdp_config instead",
     "dynamo_config": "give the script --torch_compile, or TrainingArguments torch_compile=True",
     "gpu_ids": "set CUDA_VISIBLE_DEVICES to choose GPUs",
-    "num_machines": "it starts processes on this machine, or on those of --hosts",
+    "num_machines": "it starts processes on this machine, or on the machines of --hosts",
     "main_process_port": "it finds a free port",
     "debug": "set ACCELERATE_DEBUG_MODE=true for it",
 }

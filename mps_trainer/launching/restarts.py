@@ -25,7 +25,7 @@ class Progress:
 
     Attributes:
         folder: the folder of the run's checkpoints.
-        call: the number of the call among those of the process that train into `folder`, from 0.
+        call: the number of this call of train() among the calls of the process that train into `folder`, from 0.
         step: the optimizer steps that are done.
         examples: in a batch of one process.
         in_training: False once the call has returned.

@@ -89,7 +89,7 @@ def environment(flags: Settings, file: Settings, environ: Mapping[str, str]) -> 
 def command_of(words: Sequence[str], environ: Mapping[str, str]) -> str:
     """Returns the words of `launch` or `run` up to the script, for the command that resumes a run.
 
-    Where a command starts itself again for the same script, they are those of the first.
+    A command that starts itself again for the same script keeps the settings of the first start.
     """
     outer = environ.get(COMMAND)
     return outer if outer and shlex.split(outer)[-1] == words[-1] else shlex.join(words)

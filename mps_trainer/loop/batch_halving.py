@@ -31,7 +31,7 @@ class MicrobatchSplitter:
     """Trains on the batches of a run in microbatches that fit, for `auto_find_batch_size`.
 
     When memory runs out in an update, that update is repeated with its batches in halves, and all that follow are
-    halved too. The loader, its order, the steps and the examples in each stay what they are: a microbatch is weighted
+    halved too. The loader, its order, the steps and their examples do not change: a microbatch is weighted
     by its items, as an accumulated batch is. Only the one update is repeated, because the weights and the optimizer's
     state change at its end.
 

@@ -22,12 +22,12 @@ class BatchSource:
     three states:
 
     1. before the epoch: its order and its workers' seeds are drawn from this state;
-    2. before the batch that waits: it is loaded ahead from this state;
+    2. before the prefetched batch: it is loaded from this state;
     3. at the checkpoint: training draws its next number from this state.
 
     `load_state_dict` sets the third at once, and nothing else restores random numbers in a resumed run. That run
-    repeats some work inside `rng_restored_if_resumed`, which afterwards puts the generators back: it loads the batch
-    that waits, for which `begin_pass` sets the first two states, and fires events that were fired before the
+    repeats some work inside `rng_restored_if_resumed`, which afterwards puts the generators back: it loads the
+    prefetched batch, for which `begin_pass` sets the first two states, and fires events that were fired before the
     checkpoint.
 
     A checkpoint of transformers has the third state alone. As in transformers, the order of the epoch and the batches

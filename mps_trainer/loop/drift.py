@@ -58,8 +58,8 @@ class Stretch:
 def expected_seconds(work: Sequence[float], best: Sequence[Stretch]) -> float:
     """Returns the longest time that a step of this work should take after `best`; infinity if `best` is empty.
 
-    The time of a step is a sum of times that grow with one of the four each: the optimizer's, those of launching
-    batches, of layers and of attention. The sum grows by no larger factor than the one that grows most.
+    The time of a step is a sum of four times, each of which grows with one entry of `work`: the optimizer, launching
+    batches, layers and attention. The sum grows by no larger factor than the one that grows most.
     """
     ratios = (max(map(operator.truediv, work, each.work)) * each.seconds for each in best)
     return min(ratios, default=math.inf)

@@ -61,11 +61,10 @@ class Position:
         splits_batches: True if the run may train on fewer examples at a time than a batch has.
 
     Attributes:
-        epoch, batches: the epoch, and its batches up to the last update, the one under way included.
+        epoch, batches: the epoch, and its batches consumed so far, the current update included.
         epoch_has_ended: True between the end of an epoch and the begin of the next.
         loader_has_ended: True if an epoch of unknown length ended because the loader gave no more batches.
-        postponed: the actions among "evaluate", "save" and "stop" that were due after the last step, but that a signal
-            or crash prevented.
+        postponed: the actions ("evaluate", "save", "stop") that were due when a signal or crash interrupted the run.
         examples_at_a_time: the examples that fit into memory if batches were halved, else None.
         grad_norm, learning_rate: gradient norm and learning rate of the last update, for the log at an epoch's end.
         first_step: the step after which this run began or resumed.
@@ -212,7 +211,7 @@ class Position:
         return epoch, batches
 
     def _place_in_known_epoch(self, saved: dict[str, Any]) -> tuple[int, int]:
-        """Returns the epoch and batch in epochs of known length: those of the step if the sizes have changed.
+        """Returns the epoch and batch in epochs of known length, computed from the step if the sizes have changed.
 
         Otherwise the saved ones, because the length may be wrong, and a callback may cut epochs or change the
         accumulation.

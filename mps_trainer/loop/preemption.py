@@ -20,7 +20,7 @@ from .surface import TrainerSurface
 
 
 def _command(path: str) -> list[str]:
-    """Returns the words of the `mps-trainer` command that started the script at `path`, or [] if none did.
+    """Returns the `mps-trainer` argv that started the script at `path`, ending in this script; [] if none did.
 
     The last word is checked, because a process that such a script starts inherits the variable.
     """

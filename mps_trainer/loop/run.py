@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """Runs one training. The Trainer holds it as `_mt_run` until it ends.
+    """Runs one call of `train()`. Sets `trainer._mt_run` to itself until it ends.
 
     The run reads no value from the device between two logs: a read would wait for all work that is queued there.
 
@@ -236,7 +236,7 @@ class TrainingRun:
     def updates(self) -> Iterator[Update]:
         """Yields the updates that are left, and fires the events of epochs and the begin of each step.
 
-        A callback may end an epoch or the run after a step; the next update is then that of the next epoch.
+        A callback may end an epoch or the run after a step; the next update then belongs to the next epoch.
         """
         if not self.start() or self.is_complete():
             return

@@ -139,7 +139,7 @@ class AdamW(torch.optim.AdamW):
         return loss
 
     def _join(self, parameters: list[Any], steps: list[Any]) -> tuple[torch.Tensor, list[Any]]:
-        """Returns a tensor of all `steps`, and its elements, which are those of the states from then on."""
+        """Returns a tensor of all `steps`, and its elements, which the states hold from then on."""
         counts = steps[0]._base
         if counts is None or len(counts) != len(steps) or any(step._base is not counts for step in steps):
             counts = torch.stack(steps)

@@ -96,8 +96,8 @@ def _speaker(name: str) -> str:
 def set_up_logging(training_args: TrainingArguments) -> None:
     """Logs to standard output, with the time, at the level of `log_level` for this process.
 
-    Libraries draw no bars without a terminal. Of several processes those that do not log draw none either, and show no
-    warnings of the script, which are the same in all, unless `log_level_replica` says so.
+    Libraries draw no bars without a terminal. In several processes, the processes that do not log draw no bars either.
+    They also hide the script's warnings, which are the same in all, unless `log_level_replica` is set.
     """
     import transformers
 
@@ -115,7 +115,7 @@ def set_up_logging(training_args: TrainingArguments) -> None:
 
 
 def checkpoint_to_resume(training_args: TrainingArguments) -> str | bool | None:
-    """Returns what `resume_from_checkpoint` names, or True if the output folder has a checkpoint of this run.
+    """Returns `resume_from_checkpoint`, or True if the output folder has a checkpoint of this run.
 
     Raises:
         MisconfigurationException: if the output folder has other files, and `overwrite_output_dir` is not set.

@@ -34,7 +34,7 @@ class OneLineParser(HfArgumentParser):
         """Returns one object for each of the parser's dataclasses, from flags or from a file of arguments.
 
         Args:
-            defaults: the script's own, by the names of fields.
+            defaults: the script's own default values, by field.
 
         Raises:
             MisconfigurationException: for unknown flags and names, and for values that cannot be right.

@@ -32,7 +32,7 @@ def go_offline_if_unreachable() -> None:
     """Makes the hub's libraries use only their caches if the hub does not answer.
 
     They would otherwise try again and again, for a minute and more, before they say so. An answer with an error
-    status is an answer. The libraries read the switch when they are imported, so `datasets` must not be yet.
+    status is an answer. The libraries read the switch on import, so call this before `datasets` is imported.
     """
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:

@@ -117,7 +117,7 @@ def when_imported(
         owner: the module that watches, by name.
         work: functions that take the module, by its name.
         before: is called when an import of one of these packages begins.
-        outside: packages that import those of `work`. The functions are called after their imports, not within.
+        outside: packages that import the packages of `work`. The functions are called after their imports, not within.
     """
     waiting = dict(work)
 

@@ -86,6 +86,14 @@ def test_a_page_shows_the_committed_results(page, short):
     assert not any(result["quick"] for result in results.values())
 
 
+@pytest.mark.parametrize("name", summary.TABLES)
+def test_a_page_shows_the_committed_results_of_a_benchmark(name):
+    text = (ROOT / summary.TABLES[name].page).read_text(encoding="utf-8")
+    made = summary.table_of(name, summary.read())
+    assert summary.replaced(text, made, *summary.markers(name)) == text
+    assert summary.NOT_MEASURED not in made.replace(summary.by_machine(summary.read()), "")
+
+
 def test_the_page_of_results_is_the_one_that_the_benchmarks_write():
     results = report.read(summary.RESULTS)
     pictures = {path.stem: path.name for path in summary.RESULTS.glob("*.png")}

@@ -127,7 +127,7 @@ def test_a_command_is_on_one_line_and_each_other_device_is_explained_once():
     assert printed.count("gives this process no Metal device") == 1
 
 
-LIMITS = "fails past {} of what Metal recommends, {} GiB ({}), unused memory is released past {}"
+LIMITS = "fail above {} GiB ({} % of Metal's recommendation, {}); unused memory is freed above {} %"
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ LIMITS = "fails past {} of what Metal recommends, {} GiB ({}), unused memory is 
         ({}, False, "fallback off: an operator without a kernel for mps is an error"),
         ({FALLBACK: "1"}, True, "fallback on, set in time"),
         ({FALLBACK: "1"}, False, "fallback off: PYTORCH_ENABLE_MPS_FALLBACK was set too late"),
-        ({}, False, LIMITS.format(1, "12.0", "memory_fraction", 0.82)),
-        ({HIGH: "0.5"}, False, LIMITS.format(0.5, "6.0", HIGH, 0.41)),
+        ({}, False, LIMITS.format("12.0", 100, "memory_fraction", 82)),
+        ({HIGH: "0.5"}, False, LIMITS.format("6.0", 50, HIGH, 41)),
         ({HIGH: "0"}, False, f"limits none ({HIGH})"),
     ],
 )

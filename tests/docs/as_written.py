@@ -19,7 +19,17 @@ from pathlib import Path
 
 from .pages import ROOT, Block, blocks_of
 
-PAGES = ("install", "first-run", "pretrained-classifier", "distributed", "simulator", "several-macs", "export")
+PAGES = (
+    "install",
+    "first-run",
+    "pretrained-classifier",
+    "launch",
+    "distributed",
+    "fsdp",
+    "simulator",
+    "several-macs",
+    "export",
+)
 SHELLS = ("bash", "console", "zsh")
 REASONS = {
     "hub": "it downloads a model from the Hugging Face hub",
@@ -100,7 +110,7 @@ def prepare(page: str) -> None:
         script = scripts["classifier.py"].replace("distilbert/distilbert-base-uncased", "tiny")
         scripts["classifier.py"] = script.replace('data = load_dataset("nyu-mll/glue", "sst2")', table)
         subprocess.run([".venv/bin/python", "-c", CLASSIFIER], check=True)
-    if page in ("distributed", "several-macs"):
+    if page in ("launch", "several-macs"):
         Path("my_package").mkdir(exist_ok=True)
         Path("my_package", "__init__.py").touch()
         scripts |= {"train.py": TRAIN, "my_package/train.py": TRAIN}

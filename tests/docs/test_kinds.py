@@ -12,6 +12,7 @@ KINDS = ("Tutorial", "How-to", "Reference", "Explanation", "Development")
 WIDTH = 88
 # Pages with longer lines, each with the reason.
 WIDER = {
+    "preferences": "a pair of answers is one line of its file, to be copied",
     "language-models": "a chat is one line of its file, to be copied",
     "README": "its two commands are one line each, to be copied whole",
 }
@@ -49,17 +50,17 @@ def test_code_fits_beside_the_sidebar(name):
 
 # What people type into the search, and the page that answers. Sphinx finds words in headings first.
 SEARCHED = {
-    "out of memory": "batch-size",
-    "batch size": "batch-size",
+    "out of memory": "memory",
+    "batch size": "memory",
     "lora": "peft",
     "resume": "training",
-    "csv": "own-data",
+    "csv": "pretrained-classifier",
     "bf16": "training",
-    "learning rate": "training",
+    "learning rate": "optimizers",
     "tensorboard": "logging",
     "gradient checkpointing": "training",
     "gguf": "export",
-    "faster": "faster",
+    "faster": "speed",
 }
 
 

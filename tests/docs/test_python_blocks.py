@@ -1,9 +1,11 @@
 """Python in README and the documentation runs, page by page, from top to bottom; JSON can be read line by line."""
 
 import json
+import re
 
 import pytest
 
+from tests.examples.conftest import write_images, write_vit
 from tests.mlx_format import save_quantized
 from tests.tiny import tiny
 
@@ -43,7 +45,7 @@ def test_pretrained_classifier_trains_on_a_table(tmp_path, monkeypatch):
     from transformers import AutoTokenizer
 
     script, table, _ = (block.text for block in all_blocks("python") if block.page == "docs/pretrained-classifier.md")
-    (rows,) = (block.text for block in all_blocks("text") if block.page == "docs/pretrained-classifier.md")
+    rows = next(block.text for block in all_blocks("text") if block.page == "docs/pretrained-classifier.md")
     monkeypatch.chdir(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples" / "text-classification" / "embedded")
     tokenizer.save_pretrained("tiny")
@@ -59,6 +61,36 @@ def test_pretrained_classifier_trains_on_a_table(tmp_path, monkeypatch):
     exec(script, {})
     config = json.loads((tmp_path / "classifier" / "config.json").read_text(encoding="utf-8"))
     assert config["id2label"] == {"0": "negative", "1": "positive"}
+
+
+def test_images_train_on_a_folder_of_pictures(tmp_path, monkeypatch):
+    script, use = (block.text for block in all_blocks("python") if block.page == "docs/images.md")
+    monkeypatch.chdir(tmp_path)
+    write_vit(tmp_path / "tiny")
+    write_images(tmp_path / "pets", "{label}/{i}.jpg")
+    name = "google/vit-base-patch16-224-in21k"
+    assert name in script
+    made: dict = {}
+    exec(script.replace(name, "tiny"), made)
+    assert made["trainer"].state.log_history[-2]["eval_accuracy"] >= 0.5
+    exec(use.replace("pets/cat/1.jpg", "pets/pug/1.jpg"), made)
+
+
+def test_page_lists_the_arguments_that_transformers_does_not_have():
+    from dataclasses import fields
+
+    import transformers
+
+    from mps_trainer import TrainingArguments
+    from mps_trainer.arguments.deprecated import DeprecatedArguments
+
+    theirs, ours, deprecated = (
+        {field.name for field in fields(each)}
+        for each in (transformers.TrainingArguments, TrainingArguments, DeprecatedArguments)
+    )
+    page = (ROOT / "docs" / "back-to-transformers.md").read_text(encoding="utf-8")
+    listed = page.split("only this Trainer has:")[1].split("Replace")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == ours - theirs - deprecated
 
 
 @pytest.mark.parametrize("block", all_blocks("json"), ids=str)

@@ -22,7 +22,7 @@ WITHOUT_PREFIX = {
     "ignore_keys_for_eval",
     "loss_is_scaled_for_ga",  # the docstring of compute_loss documents it
     "num_tokens",  # transformers 4 has it
-    "split_batch",  # docs/batch-size.md documents it
+    "split_batch",  # docs/memory.md documents it
     "tokenizer",  # transformers 4 has it
     "_rotate_checkpoints",  # transformers 4 has it
 }

@@ -29,6 +29,7 @@ def run_page(name: str) -> None:
             Path(f"{block.label}.jsonl").write_text(block.text, encoding="utf-8")
         elif (block.kind, block.label) == ("needs", "libraries"):
             text = block.text.replace("Qwen/Qwen3-1.7B", "tiny-llama")
+            text = text.replace("sentence-transformers/all-MiniLM-L6-v2", "bert")
             exec(compile("\n" * block.line + text, name, "exec"), names)
 
 

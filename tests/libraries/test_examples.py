@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}: pip install -e '.[libraries]'"),
 ]
 
-PAGES = ["docs/language-models.md", "docs/export.md", "docs/libraries.md"]
+PAGES = [f"docs/{name}.md" for name in ("language-models", "export", "libraries", "embeddings", "preferences")]
 PAGES += ["docs/peft.md"] if find_spec("bitsandbytes") else []
 
 

@@ -24,8 +24,8 @@ class Obstacle:
     """The cause that keeps a machine from using an accelerator, and the remedy.
 
     Both are clauses without a capital or a full stop, so that they fit into a sentence. `repairable` says that the
-    hardware is in this machine and software stands in its way. `name` is that of the doctor's finding about it, and in
-    a `Decision` that of the device.
+    hardware is in this machine and software stands in its way. `name` is the name of the doctor's finding about it, or
+    of the device in a `Decision`.
     """
 
     why: str
@@ -206,7 +206,7 @@ def torch_missing(facts: MachineFacts) -> Obstacle:
         )
     elif error.startswith("AttributeError"):
         remedy = (
-            "see where it comes from: `python -c 'import torch; print(torch)'`; if a file or folder of yours named "
+            "see where it comes from: `python -c 'import torch; print(torch)'`; if your own file or folder named "
             "torch hides the real one, rename it"
         )
     else:

@@ -1,4 +1,4 @@
-"""Attention masks without a question to the device.
+"""Makes attention masks without asking the device for values.
 
 transformers asks whether a padding mask has any padding, to leave the mask out where it has none. On mps the answer
 waits for all that is queued, and leaving the mask out gains next to nothing, as attention adds a mask in any case. On
@@ -32,7 +32,7 @@ class AttentionMasks:
         self._values: dict[Any, tuple[torch.Tensor, ...]] = {}  # 0 and minus infinity on the device
 
     def in_use(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, transformers' models make their masks this way; foreign mask functions stay unchanged."""
+        """Patches transformers' mask functions to avoid the device sync; foreign functions stay unchanged."""
         return lookups_replaced(masking_utils.AttentionMaskInterface, MASKS, self._without_asking)
 
     def _without_asking(self, make: Callable) -> Callable:

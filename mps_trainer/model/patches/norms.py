@@ -23,7 +23,7 @@ from ..introspection import is_transformed
 
 
 def norms_in_few_kernels(model: nn.Module, applies: bool) -> contextlib.AbstractContextManager[None]:
-    """Inside, the RMS norms of `model` that are like Llama's have such gradients, if it `applies`."""
+    """Replaces the forward of Llama-like RMS norms of `model` while it is active, if it `applies`."""
     norms: list[tuple[nn.Module, Any]] = [(one, type(one)) for one in model.modules() if applies]
     norms = [(one, kind) for one, kind in norms if "forward" not in vars(one) and is_rms_norm(kind)]
     return attributes_replaced((norm, "forward", MethodType(forward, norm)) for norm, _ in norms)

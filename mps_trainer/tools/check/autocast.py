@@ -134,7 +134,7 @@ def _no_autocast() -> contextlib.AbstractContextManager:
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """Returns `values` with their tensors in `dtype`; those of integers or float64 stay as they are."""
+    """Returns `values` with their tensors in `dtype`, except tensors of integers or float64."""
 
     def cast(tensor: Tensor) -> Tensor:
         can_be = tensor.is_floating_point() and tensor.dtype is not torch.float64 and tensor.device.type == "cpu"

@@ -110,7 +110,7 @@ class CoverageReport:
         operators: one entry for each operator and phase.
         refused_calls: calls that raise because of their arguments, such as tensors on two devices.
         large_products: matrix products that M1 and M2 may compute wrong; they leave the step ready.
-        own_trainer: whether the step is that of this package's Trainer, which is then no remedy.
+        own_trainer: whether this package's Trainer made the step. It is then no remedy.
         batch_shapes: the distinct shapes of the inputs of the model in training, by argument; on mps each is another
             set of graphs.
         notes: what the trace did not look at.

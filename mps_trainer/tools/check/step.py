@@ -27,7 +27,7 @@ def trace_step(
 
     Runs whole steps (forward, loss, backward, clipping, optimizer) on the CPU until `batches` batches are done, at
     least one step. They run on a copy: the Trainer's weights, optimizer, state and random numbers stay as they are, no
-    callback is told and nothing is written. The copy, its gradients and its optimizer need memory for that long.
+    callback runs, and nothing is written. The copy, its gradients and its optimizer need memory for that long.
 
     Args:
         trainer: an `mps_trainer.Trainer`. Wrap a step of any other in `with Tracer()`.

@@ -1,7 +1,7 @@
 """Lists the operators with an MPS kernel, from the operator table of the installed torch.
 
 `torchgen/packaged/ATen/native/native_functions.yaml` is what torch's own kernels are registered from, so the answer
-holds for the user's torch, on any machine. Names are those of the dispatcher: "aten::add.Tensor", "aten::linear".
+holds for the user's torch, on any machine. Names come from the dispatcher: "aten::add.Tensor", "aten::linear".
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Tracer:
         return self.recorder.report()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Assigns operators inside to the phase `name`, except those of backward passes."""
+        """Assigns operators inside to the phase `name`, except operators of backward passes."""
         return self.phases.named(name)
 
     def on_device(self, *values: Any) -> None:
@@ -172,7 +172,7 @@ class Tracer:
         return self.factory_on_device is not False  # called by torch itself: on the device of its tensors
 
     def _run_parts(self, key: Any, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Runs a composite operator by the kernel that mps would use, that of `key`, to trace its parts."""
+        """Runs a composite operator by the kernel of `key`, which mps would use, to trace its parts."""
         self._expanding.append(func)
         try:
             with self._mode:

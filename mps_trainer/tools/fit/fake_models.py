@@ -54,7 +54,7 @@ def models_are_fake() -> Iterator[None]:
 
 
 class FakeTensors(mlx_loading.Tensors):
-    """Gives fake tensors in place of those of a folder in MLX's format; the model's other weights are fake already."""
+    """Gives fake tensors in place of the tensors of an MLX folder; the model's other weights are fake already."""
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         with fake_mode():

@@ -37,7 +37,7 @@ def smallest_for(peak: int) -> int | None:
 
 @dataclass(frozen=True)
 class RemedyResult:
-    """Holds a remedy: `text` is the setting to use, `bytes_peak` the peak with it."""
+    """Holds a remedy: `text` is the setting, `bytes_peak` the peak with it."""
 
     text: str
     bytes_peak: int
@@ -49,15 +49,17 @@ class FitReport:
 
     Attributes:
         model: the class of the model.
-        parameters, trainable: how many numbers it has.
-        batch_shape: of the largest tensor in the batch that was computed.
-        batches: the number of batches of which that is the largest.
-        accumulated: batches in a step.
-        bytes_by_kind: at the peak of the step: weights, gradients, optimizer, activations, logits.
-        remedies: what each would leave, and all of them together.
+        parameters: the number of its parameters.
+        trainable: the number of its trained parameters.
+        batch_shape: the shape of the largest tensor in the batch.
+        batches: the number of batches that were compared; the step has the largest of them.
+        accumulated: the number of batches in an update.
+        bytes_by_kind: the memory at the peak of the step: weights, gradients, optimizer, activations, logits.
+        remedies: the peak with each remedy, and with all of them together.
         operations: additions and multiplications of the step's matrix products and convolutions.
-        least_seconds: by chip, a time that the step cannot be faster than.
-        longest_texts: in tokens, by the GB of each Mac; None for a Mac on which no text fits. None if not asked for.
+        least_seconds: a lower bound for the time of the step, by chip.
+        longest_texts: the tokens of the longest text, by the GB of each Mac; None for a Mac on which no text fits.
+            None if `longest` was not set.
     """
 
     model: str

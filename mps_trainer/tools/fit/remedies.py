@@ -31,7 +31,7 @@ class Remedy:
         text: what to write, in arguments of the Trainer where there are some.
         apply: changes the copy; may raise where a model does not allow it.
         is_of_weights: whether it changes or adapts the weights.
-        needs_one_example: whether the step is that of the batch's first example alone.
+        needs_one_example: whether the step has only the first example of the batch.
     """
 
     text: str

@@ -125,7 +125,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
     exist. Nothing of the Trainer is changed, and nothing is computed: only shapes are. Call it inside `as_on_mps()`.
 
     Args:
-        change: is called with a copy of the Trainer, of which the step is then measured. Default: no change.
+        change: changes a copy of the Trainer, whose step is then measured. Default: no change.
         accumulates: whether the gradients of earlier batches exist in any case.
     """
     stand_in = _stand_in(trainer)
@@ -178,7 +178,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
 
 
 def _read_by_products(model: nn.Module) -> int:
-    """Returns the bytes of the weights that matrix products read, each once: not those of tables to look up in."""
+    """Returns the bytes of the weights that matrix products read, each once, without embedding tables."""
     embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding)]
     tables = {id(each.packed_weight if isinstance(each, MLXEmbedding) else each.weight) for each in embeddings}
     linear = [each for each in model.modules() if isinstance(each, nn.Linear)]

@@ -1,4 +1,4 @@
-"""Compares losses with those of the CPU, in three formats."""
+"""Compares losses with the CPU's, in three formats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXACT = Tolerance(0.0, "the same operations in the same order")
 
 
 def in_format(lab: Lab, name: str) -> tuple[str, dict[str, Any]]:
-    """Compares the losses in a format step by step with the CPU's in float32; those of the CPU itself, bit for bit."""
+    """Compares the losses in a format step by step with the CPU's in float32; on the CPU itself, bit for bit."""
     kind = lab.device.type
     if name not in ACCELERATORS[kind].precisions(lab.facts):
         old = kind == "mps" and name == "bf16"

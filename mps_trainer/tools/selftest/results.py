@@ -87,7 +87,7 @@ class SelftestReport:
         lines = [f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {machine}"]
         lines += textwrap.wrap(versions, WIDTH, break_long_words=False, break_on_hyphens=False)
         if self.simulated:
-            lines.append("The device is simulated on the CPU: its speed and its kernels are not those of a Mac.")
+            lines.append("The device is simulated on the CPU: its speed and its kernels differ from a Mac's.")
         return lines + [
             f"Not checked: {other['name']}, because {other['why']}. `mps-trainer doctor` says what to do."
             for other in self.decision["rejected"]

@@ -27,7 +27,7 @@ def resumed(lab: Lab, device: str) -> tuple[str, dict[str, Any]]:
     """Compares a resumed run with an uninterrupted run, including the random numbers of dropout.
 
     On the CPU they agree in every bit. A GPU may add in another order each time, so its losses agree within that.
-    The weights in the checkpoint are those of the model in every bit, on any device.
+    The weights in the checkpoint equal the model's in every bit, on any device.
     """
     exactly = device == "cpu"
     folder = lab.folder / f"resumed-{device}"
