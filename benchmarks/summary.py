@@ -167,8 +167,8 @@ ROWS = (
 )
 # Counts and sizes, which a Mac has too: times of a CPU are none of a Mac.
 SHORT_ROWS = (
-    Row("times that a step waits for the GPU, BERT of 2 layers", "simulated", middle("blocking_reads", 0)),
-    Row("operators that a step starts, same model", "simulated", middle("operators", 0)),
+    Row("blocking syncs per step, 2-layer BERT", "simulated", middle("blocking_reads", 0)),
+    Row("operators per step, same model", "simulated", middle("operators", 0)),
     Row(
         "MiB of a step with LoRA, small Llama, 65,536 words, 2,048 tokens",
         "language",
@@ -344,7 +344,7 @@ def baseline(results: dict[str, Result]) -> str:
     releases = " and ".join(sorted({result["versions"]["transformers"] for result in results.values()}))
     return (
         f"transformers {releases}: its Trainer with fused AdamW, the default, and batches padded to their longest "
-        "text. Its attention is torch's on mps, which keeps all scores."
+        "text. Like torch's attention on mps, its attention keeps all scores."
     )
 
 

@@ -19,9 +19,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="measure the speed of training here",
         description="Measure steps of training on the device that training would use here: LoRA on a language model, "
         "embeddings and a classifier, in real sizes with random weights, with this Trainer and with transformers' in "
-        "alternation. Also measure attention, and the time of an operator, a wait and a copy. It takes about five "
-        "minutes on a Mac, and longer on a CPU; it needs no network. The result is a table to paste. Times are not "
-        "compared if the machine is hot, busy or saves energy. The exit status is 0 if this Trainer ran every "
+        "alternation. Also measure attention, and the time of an operator, a wait and a copy. It should take about "
+        "five minutes on a Mac, and longer on a CPU; it needs no network. The result is a table to paste. Times are "
+        "not compared if the machine is hot, busy or saves energy. The exit status is 0 if this Trainer ran every "
         "workload that there is memory for, 1 if one failed, and 2 if nothing could be measured.",
     )
     command.add_argument(

@@ -340,7 +340,9 @@ class OwnPrediction(Trainer):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"kind": OwnPrediction}, {"compute_metrics": lambda found: {"size": len(found.predictions)}}], ids=str
+    "settings",
+    [{"kind": OwnPrediction}, {"compute_metrics": lambda found: {"size": len(found.predictions)}}],
+    ids=["prediction_step", "compute_metrics"],
 )
 def test_evaluation_that_shows_logits_or_batches_keeps_padding(evaluate, settings):
     made = tiny("LlamaForCausalLM")
