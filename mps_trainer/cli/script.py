@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -98,7 +99,7 @@ def check_report(path: str) -> None:
     """Raises MisconfigurationException if `path` cannot be written, or is a file other than a report."""
     target = Path(path)
     needed = [target] if target.exists() else []
-    if target.is_file() or not needed:  # another file takes its place when that is whole
+    if not _is_stream(path):  # another file takes its place when that is whole
         needed.append(Path(os.path.realpath(path)).parent)
     if target.is_dir() or not target.parent.is_dir() or not all(os.access(each, os.W_OK) for each in needed):
         raise MisconfigurationException(
@@ -220,7 +221,7 @@ def write_json(path: str | None, report: dict[str, Any]) -> None:
         return
     text = json.dumps({**_MARK, **report}, indent=2) + "\n"
     try:
-        if os.path.exists(path) and not os.path.isfile(path):  # /dev/stdout
+        if _is_stream(path):
             Path(path).write_text(text, encoding="utf-8")
         else:
             _replace(os.path.realpath(path), text)
@@ -231,12 +232,19 @@ def write_json(path: str | None, report: dict[str, Any]) -> None:
         ) from error
 
 
+def _is_stream(path: str) -> bool:
+    """Returns True for a path such as /dev/stdout, also if that is redirected to a file."""
+    return os.path.abspath(path).startswith("/dev/") or (os.path.exists(path) and not os.path.isfile(path))
+
+
 def _replace(path: str, text: str) -> None:
     """Writes the file at `path`: whole, or not at all. Raises OSError."""
     unfinished = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
     try:
         with open(unfinished, "w", encoding="utf-8") as file:
             file.write(text)
+        if os.path.exists(path):
+            shutil.copymode(path, unfinished)
         os.replace(unfinished, path)
     finally:
         if os.path.exists(unfinished):

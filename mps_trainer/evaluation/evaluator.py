@@ -35,6 +35,7 @@ from ..model.precision import MixedPrecision
 from ..optim.factory import set_mode
 from ..overrides import Overrides
 from ..utils.nested import find_batch_size
+from ..utils.text_layout import forget_layouts
 from .batches import examples_in, in_step, is_sequential, order_of_rows, with_last
 from .metric_calls import MeasuredTrainer, MetricCalls
 from .metrics import named_metrics
@@ -148,7 +149,12 @@ def run_evaluation(
     steps = in_step(batches, processes) if is_uneven else zip(batches, itertools.repeat(True), strict=False)
 
     def unpad(batch: Any) -> Any:
-        return parts.run.unpad_for_loss(batch) if loss_only and parts.run is not None else batch
+        if parts.run is None:
+            return batch
+        if loss_only:
+            return parts.run.unpad_for_loss(batch)
+        forget_layouts(batch)  # the loader may give tensors again from which padding was left out
+        return batch
 
     def name_row(row: int) -> str:
         return f"Row {seen + row} of the {description.lower()} dataset" if in_order else f"Row {row} of a batch"

@@ -73,7 +73,10 @@ class PaddingFree:
 
     def unpad_for_loss(self, batch: Any) -> Any:
         """Returns a batch of an evaluation that computes the loss alone, like `unpad`."""
-        return self._without_padding(batch)[0] if self.plan.applies and self.plan.in_evaluation else batch
+        if self.plan.applies and self.plan.in_evaluation:
+            return self._without_padding(batch)[0]
+        forget_layouts(batch)
+        return batch
 
     def _without_padding(self, batch: Any) -> tuple[Any, list[TextLayout]]:
         """Returns a batch without padding and the layouts of its texts; the batch itself has none if it stays."""

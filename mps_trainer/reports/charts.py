@@ -106,8 +106,10 @@ def _grid(chart: Chart) -> list[float]:
 
 def _labels(heights: Sequence[float]) -> list[str]:
     """Returns the labels of an axis: all with powers of ten or none, and with enough digits to tell them apart."""
-    if max(map(abs, heights)) <= 1e-3:
-        return [scientific(height) if height else "0" for height in heights]
+    largest = max(map(abs, heights))
+    if largest <= 1e-3 or largest >= 1e9:  # pygal never ends if labels are wider than the chart
+        labels = [scientific(height) if height else "0" for height in heights]
+        return labels if len(set(labels)) == len(labels) else [f"{height:.10e}" for height in heights]
     labels = [number(height) for height in heights]
     return labels if len(set(labels)) == len(labels) else [f"{height:.10g}" for height in heights]
 

@@ -163,10 +163,10 @@ def classified(
     import datasets
 
     given = tuple(name.strip() for name in (text_column_names or "").split(",") if name.strip())
-    if len(given) > 2 or label_column_name in given:
+    if len(given) > 2 or len(set(given)) < len(given) or label_column_name in given:
         raise MisconfigurationException(
-            f"--text_column_names {text_column_names}: give one column or two, as in question,answer, without the "
-            "column of the labels."
+            f"--text_column_names {text_column_names}: give one column or two different ones, as in "
+            "question,answer, without the column of the labels."
         )
     labelled = {name: rows for name, rows in splits.items() if not name.startswith("test")}
     for name, rows in labelled.items():

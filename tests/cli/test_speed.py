@@ -70,6 +70,9 @@ def test_another_file_is_kept(capsys, tmp_path):
 def test_a_run_that_fails_keeps_the_report_before(measured, capsys, tmp_path, monkeypatch):
     path = tmp_path / "speed.json"
     assert main(["speed", "--quick", "--json", str(path)]) == 0
+    path.chmod(0o600)
+    assert main(["speed", "--quick", "--json", str(path)]) == 0
+    assert path.stat().st_mode & 0o777 == 0o600
     before = path.read_text()
     with monkeypatch.context() as full:
         full.setattr("os.replace", mock.Mock(side_effect=OSError(28, "No space left on device")))

@@ -144,6 +144,7 @@ def test_a_head_for_other_labels_is_replaced_and_a_text_may_be_empty(train, text
             "has no text in the column 'gone'; its columns",
         ),
         (["--dataset_name", "data.csv", "--text_column_names", "a,b,c"], "give one column or two"),
+        (["--dataset_name", "data.csv", "--text_column_names", "text,text"], "two different ones"),
         (["--dataset_name", "data.csv", "--text_column_names", "label"], "without the column of the labels"),
         (
             ["--dataset_name", "data.csv", "--label_column_name", "gone"],

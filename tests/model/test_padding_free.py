@@ -349,6 +349,35 @@ def test_evaluation_that_shows_logits_or_batches_keeps_padding(evaluate, setting
     assert evaluate(made, True, **settings) == evaluate(made, False, **settings)
 
 
+def test_predictions_on_the_same_tensors_keep_padding(make_args):
+    """The loader gives the tensors again from which an evaluation of the loss left out padding."""
+    rows = texts(True)
+
+    def predictions(padding_free):
+        batches, found = [batch_of(rows[:4]), batch_of(rows[4:])], []
+        trainer = Trainer(
+            tiny("ModernBertForTokenClassification", **ENCODERS["ModernBertForTokenClassification"]),
+            make_args(
+                max_steps=1,
+                eval_strategy="steps",
+                eval_steps=1,
+                learning_rate=0.0,
+                padding_free=padding_free,
+                per_device_train_batch_size=4,
+                per_device_eval_batch_size=1,
+            ),
+            train_dataset=rows,
+            eval_dataset=batches,
+            data_collator=lambda each: each[0] if len(each) == 1 else batch_of(each),
+            callbacks=[callback(on_evaluate=lambda *_, **__: found.append(trainer.predict(batches).predictions))],
+        )
+        trainer.train()
+        return found[0]
+
+    for actual, expected in zip(predictions(True), predictions(False), strict=True):
+        torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), atol=1e-6, rtol=1e-6)
+
+
 def test_evaluation_that_counts_first_labels_keeps_padding(evaluate):
     """Of GPT-2, transformers counts them among the items by which it divides."""
     made, rows = tiny("GPT2LMHeadModel", **DECODERS["GPT2LMHeadModel"]), texts(True, first=5)

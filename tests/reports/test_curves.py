@@ -153,6 +153,15 @@ def test_all_points_are_between_the_first_and_the_last_line_of_the_grid(values, 
     assert labels(charts.draw_curves(Chart("x", [Curve("", [0, 1], values)]), 1), "y") == lines
 
 
+@pytest.mark.parametrize("height", [1e9, 1e30, -1e149])
+def test_labels_of_huge_numbers_are_short(height):
+    """pygal never ends if the labels leave no room for the title of an axis."""
+    heights = [height * part / 4 for part in range(5)]
+    assert max(map(len, charts._labels(heights))) <= 9
+    figure = charts.draw_curves(Chart("x", [Curve("", [0, 1], [0.0, height])], small=True), 1)
+    assert len(labels(figure, "y")) > 3
+
+
 def test_steps_have_whole_labels_that_are_easy_to_read():
     def ticks(last_step):
         return labels(charts.draw_curves(Chart("x", [Curve("", [0, last_step], [0.0, 1.0])]), last_step), "x")

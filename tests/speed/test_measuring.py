@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from mps_trainer.devices import DeviceRequest, gather_facts, resolve
@@ -209,6 +210,14 @@ def test_both_trainers_train_the_same_model_which_keeps_its_form(on_cpu, tmp_pat
     assert [name for name, _ in task.model.named_modules()] == names
     assert task.model.layer.weight.dtype is before.dtype
     assert "forward" not in vars(task.model)
+
+
+def test_both_trainers_use_one_of_several_gpus(on_cpu, tmp_path, monkeypatch):
+    """transformers would train batches as large as all GPUs of the machine take."""
+    gpus = property(lambda self: 2 if self._n_gpu < 1 else self._n_gpu)
+    monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", gpus)
+    measurement = Measurement(tiny_task(True), resolve(DeviceRequest(), gather_facts()), tmp_path, 0.0)
+    assert measurement.trainer("transformers").args.n_gpu == 1
 
 
 def test_a_workload_that_cannot_be_made_or_trained_fails_alone(measured):

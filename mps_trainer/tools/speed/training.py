@@ -104,9 +104,12 @@ class Measurement:
         if name == OURS:
             settings["save_on_signal"] = False  # Ctrl-C ends the command at once, as it does with transformers
         kinds: Any = (trainer, training_args) if name == OURS else (transformers, transformers)
+        args = kinds[1].TrainingArguments(**settings)
+        if args.n_gpu > 1:  # transformers would train a larger batch on all GPUs of the machine
+            args._n_gpu = 1
         made = kinds[0].Trainer(
             model=self.task.model,
-            args=kinds[1].TrainingArguments(**settings),
+            args=args,
             train_dataset=self.task.rows,
             callbacks=callbacks,
         )
