@@ -50,9 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=NAME,
-        opening=f"start here: {NAME} doctor",
+        opening=f"Fine-tune models on a Mac. Start here: {NAME} doctor",
         usage=f"{NAME} [-h] [--version] COMMAND ...",
-        description="Fine-tune models on a Mac.",
         formatter_class=functools.partial(ListOfCommands, max_help_position=28),
     )
     parser.add_argument("--version", action="version", version=f"mps-trainer {__version__}")

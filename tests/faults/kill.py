@@ -144,7 +144,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=25)
     parser.add_argument("--library", choices=["mps_trainer", "transformers"], default="mps_trainer")
     parser.add_argument("--device", action="append", choices=["cpu", "mps"], help="default: cpu; mps is simulated")
-    choices = training.variants(processes=2)
+    choices = [*training.variants(processes=2), *training.ON_REQUEST]
     parser.add_argument("--variant", action="append", choices=choices, help="default: all for so many processes")
     parser.add_argument("--processes", type=int, default=1, help="that train together; default: 1")
     parser.add_argument("--seed", type=int, default=0)

@@ -35,6 +35,9 @@ OF_SEVERAL: dict[str, dict[str, Any]] = {  # for several processes
     "sharded": {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     "sharded, saved whole": {"fsdp": True, "fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}},
 }
+ON_REQUEST: dict[str, dict[str, Any]] = {  # not in a series without --variant
+    "LoRA on MLX's 4-bit weights": {"quantized": True, "gradient_checkpointing": True},
+}
 
 
 def variants(processes: int) -> list[str]:
@@ -79,6 +82,27 @@ class Classifier(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+def adapted_llama(folder: Path) -> nn.Module:
+    """Returns a Llama with weights in MLX's format and an adapter of LoRA with dropout."""
+    from peft import LoraConfig, get_peft_model
+
+    from mps_trainer import load_mlx_model
+    from tests.mlx_format import save_quantized
+    from tests.tiny import tiny
+
+    path = folder.parent / "quantized llama"
+    if not path.exists():
+        save_quantized(tiny("LlamaForCausalLM", hidden_size=32, intermediate_size=64), path)
+    adapter = LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.2, target_modules="all-linear")
+    torch.manual_seed(0)
+    return get_peft_model(load_mlx_model(str(path), dtype=torch.float32), adapter)
+
+
+def collate_texts(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    ids = collate(rows)["input_ids"]
+    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids.masked_fill(ids == 0, -100)}
+
+
 def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     width = 20
     ids = [row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows]
@@ -89,7 +113,7 @@ def train(library: str, folder: Path, variant: str, device: str) -> None:
     """Trains into `folder`, from its newest checkpoint if there is one, and writes the outcome as JSON."""
     torch.set_num_threads(1)
     with on_device(device):
-        trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant], device)
+        trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL, **ON_REQUEST}[variant], device)
         processes = trainer.args.world_size if library == "mps_trainer" else 1
         if processes > 1:
             (folder / MET).touch()
@@ -120,8 +144,12 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
         "ddp_timeout": 30, "dataloader_pin_memory": False,
     }  # fmt: skip
     torch.manual_seed(0)
-    data = {"train_dataset": Sentences(), "eval_dataset": Sentences(12), "data_collator": collate}
-    return Trainer(Classifier(), TrainingArguments(**(common | settings)), **data)
+    data: dict[str, Any] = {"train_dataset": Sentences(), "eval_dataset": Sentences(12), "data_collator": collate}
+    settings = dict(settings)
+    if not settings.pop("quantized", False):
+        return Trainer(Classifier(), TrainingArguments(**(common | settings)), **data)
+    data["data_collator"] = collate_texts
+    return Trainer(adapted_llama(folder), TrainingArguments(**(common | settings)), **data)
 
 
 def own(tensor: Any) -> torch.Tensor:
