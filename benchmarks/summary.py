@@ -330,12 +330,17 @@ def machine_of(result: Result) -> str:
     return f"{result['machine']['processor']} with {result['machine']['cores']} cores"
 
 
+def torch_of(result: Result) -> str:
+    return f"torch {result['versions']['torch'].partition('+')[0]}"
+
+
 def by_machine(results: dict[str, Result]) -> str:
-    """Returns a sentence for each machine, with the benchmarks that ran there, their dates and rounds."""
+    """Returns a sentence for each machine, with the benchmarks that ran there, their dates, rounds and torch."""
     runs: dict[str, list[str]] = {}
     for name, result in results.items():
         rounds = f"{len(result['rounds'])} round" + ("s" if len(result["rounds"]) > 1 else "")
-        runs.setdefault(machine_of(result), []).append(f"`{name}` ({result['date'].partition('T')[0]}, {rounds})")
+        details = f"{result['date'].partition('T')[0]}, {rounds}, {torch_of(result)}"
+        runs.setdefault(machine_of(result), []).append(f"`{name}` ({details})")
     return " ".join(f"On {machine}: {', '.join(names)}." for machine, names in runs.items())
 
 
@@ -349,12 +354,13 @@ def baseline(results: dict[str, Result]) -> str:
 
 
 def where(results: dict[str, Result]) -> str:
-    """Returns one sentence with the machines, the first and last date, and the fewest and most rounds."""
+    """Returns one sentence with the machines, releases of torch, first and last date, and fewest and most rounds."""
     machines = " and ".join(dict.fromkeys(map(machine_of, results.values())))
+    releases = " and ".join(sorted({torch_of(result) for result in results.values()}))
     dates = sorted({result["date"].partition("T")[0] for result in results.values()})
     rounds = sorted({len(result["rounds"]) for result in results.values()})
     return (
-        f"Measured on {machines}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, in "
+        f"Measured on {machines} with {releases}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, in "
         f"{' to '.join(dict.fromkeys((str(rounds[0]), str(rounds[-1]))))} rounds "
         "([each](benchmarks/results/README.md))."
     )

@@ -66,7 +66,7 @@ def test_the_notes_name_each_machine_and_what_the_accuracies_show():
     results = summary.read()
     results["mrpc"]["machine"] = {"processor": "Other", "cores": 2}
     assert "On Other with 2 cores: `mrpc` (" in summary.by_machine(results)
-    assert " and Other with 2 cores, " in summary.where(results)
+    assert " and Other with 2 cores with torch " in summary.where(results)
     said = []
     for theirs in (0.72, 0.80):
         rounds = [
