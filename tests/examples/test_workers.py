@@ -45,8 +45,6 @@ def test_example_trains_with_two_workers(script, start_method, data, tmp_path):
         *SCRIPTS[script],
         "--max_steps",
         "2",
-        "--eval_strategy",
-        "no",
         "--use_cpu",
         "--output_dir",
         str(tmp_path / "out"),
