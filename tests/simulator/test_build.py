@@ -113,3 +113,16 @@ def test_two_processes_at_once_build_once(built, sources):
     assert len(said.splitlines()) == 2 * libraries
     again = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert (again.stdout, again.stderr) == (outputs[0][0], "")
+
+
+@pytest.mark.integration
+def test_torch_in_a_folder_with_a_space_is_linked(monkeypatch, tmp_path):
+    (tmp_path / "my Mac").mkdir()
+    (tmp_path / "my Mac" / "torch").symlink_to(build.torch_folder())
+    sources, made = tmp_path / "source files", tmp_path / "built here"
+    sources.mkdir()
+    made.mkdir()
+    (sources / "nothing.cpp").write_text('extern "C" int nothing() { return 0; }\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "my Mac"), prepend=os.pathsep)
+    build._compile(sources, "nothing", made, tmp_path / "build.log")
+    assert (made / "nothing.so").exists()

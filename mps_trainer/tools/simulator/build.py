@@ -173,10 +173,13 @@ def _check_tools() -> None:
 # Compiling takes place in a process of its own: torch's cpp_extension leaves state behind, takes a second to import,
 # and a compiler's output belongs in a log.
 _COMPILE = """
+import shlex
 import sys
-from torch.utils.cpp_extension import load
-load(name=sys.argv[1], sources=sys.argv[3:], build_directory=sys.argv[2], extra_cflags=["-O2"], is_python_module=False,
-     verbose=True)
+from torch.utils import cpp_extension
+# torch 2.15 gives the folder to the linker without quotes, so that a space in it ends the build
+cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
+cpp_extension.load(name=sys.argv[1], sources=sys.argv[3:], build_directory=sys.argv[2], extra_cflags=["-O2"],
+                   is_python_module=False, verbose=True)
 """
 
 
